@@ -1,0 +1,1 @@
+"""The public API: turns client requests into scheduler and tokenizer streams; never touches tensors or KV blocks."""
