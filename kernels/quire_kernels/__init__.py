@@ -1,1 +1,1 @@
-"""Kernels of the forward pass: per operation a public function, a kernel and a plain reference; knows nothing of Quire."""
+"""Kernels of the forward pass: per operation a public function, a kernel and a plain reference."""
