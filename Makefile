@@ -23,7 +23,7 @@ export PATH := $(CURDIR)/$(BIN):$(PATH)
 export PYTHONSAFEPATH := 1
 
 PROJECTS := $(patsubst %/pyproject.toml,%,$(wildcard protos/pyproject.toml services/*/pyproject.toml \
-	kernels/pyproject.toml deploy/envoy/pyproject.toml))
+	kernels/pyproject.toml deploy/envoy/pyproject.toml benchmarks/pyproject.toml))
 SOURCES := services kernels deploy tests benchmarks protos/generate.py protos/hatch_build.py
 CODE := $(wildcard $(SOURCES))
 PROTOS := $(shell find protos/quire -name '*.proto' 2>/dev/null)
