@@ -1,0 +1,159 @@
+"""Between the wire's messages and the worker's own data: step plans, outcomes, the model and the pool.
+
+Translation only; whether a plan makes sense is for whoever executes it.
+"""
+
+from __future__ import annotations
+
+from quire.model.v1 import model_pb2
+from quire.sampling.v1 import sampling_pb2
+from quire.worker.v1 import lifecycle_pb2, step_pb2
+from quire_worker.executor import (
+    LoadProgress,
+    ModelDescription,
+    ModelSource,
+    PoolDescription,
+    PoolRequest,
+)
+from quire_worker.step import LogprobColumns, NewSequence, SamplingParams, StepOutcome, StepPlan
+
+_SCALARS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "num_logprobs",
+    "num_prompt_logprobs",
+    "min_tokens",
+    "ignore_eos",
+)
+
+
+def plan_from_message(message: step_pb2.StepRequest) -> StepPlan:
+    """A step as plain lists; the message can be dropped afterwards."""
+    return StepPlan(
+        step_id=message.step_id,
+        slots=list(message.slots),
+        num_new_tokens=list(message.num_new_tokens),
+        num_new_blocks=list(message.num_new_blocks),
+        new_block_ids=list(message.new_block_ids),
+        released_slots=list(message.released_slots),
+        copy_source_block_ids=list(message.copy_source_block_ids),
+        copy_target_block_ids=list(message.copy_target_block_ids),
+        new_sequences=[_new_sequence(sequence) for sequence in message.new_sequences],
+    )
+
+
+def outcome_to_message(outcome: StepOutcome) -> step_pb2.ExecuteResponse:
+    """A step's outcome, ready to be sent. `num_tokens` stays empty: one token a row."""
+    times = outcome.times
+    result = step_pb2.StepResult(
+        step_id=outcome.step_id,
+        slots=outcome.slots,
+        token_ids=outcome.token_ids,
+        sampled_at_unix_us=outcome.sampled_at_unix_us,
+        prepare_us=times.prepare_us,
+        forward_us=times.forward_us,
+        sample_us=times.sample_us,
+        idle_us=min(times.idle_us, 0xFFFFFFFF),
+    )
+    if outcome.logprobs is not None:
+        result.logprobs.CopyFrom(_logprobs_to_message(outcome.logprobs))
+    return step_pb2.ExecuteResponse(result=result)
+
+
+def source_from_message(message: lifecycle_pb2.LoadModelRequest) -> ModelSource | None:
+    """What LoadModel asks for; None: join the load under way."""
+    if not message.path:
+        return None
+    return ModelSource(message.path, message.served_model_name, message.dtype or "auto")
+
+
+def progress_to_message(
+    progress: LoadProgress, model: ModelDescription | None = None
+) -> lifecycle_pb2.LoadModelResponse:
+    """One report of a load; with the model it is the last."""
+    phase = lifecycle_pb2.LoadPhase.ValueType(int(progress.phase))
+    message = lifecycle_pb2.LoadModelResponse(phase=phase, done=progress.done, total=progress.total)
+    if model is not None:
+        message.model.CopyFrom(model_to_message(model))
+    return message
+
+
+def pool_request_from_message(message: lifecycle_pb2.AllocateBlocksRequest) -> PoolRequest:
+    """The sizes asked for, 0 where the default is meant."""
+    return PoolRequest(
+        block_size=message.block_size,
+        max_num_seqs=message.max_num_seqs,
+        max_tokens_per_step=message.max_tokens_per_step,
+        max_model_len=message.max_model_len,
+        num_blocks=message.num_blocks,
+    )
+
+
+def pool_to_message(pool: PoolDescription) -> lifecycle_pb2.PoolInfo:
+    """The pool as the contract has it."""
+    return lifecycle_pb2.PoolInfo(
+        num_blocks=pool.num_blocks,
+        block_size=pool.block_size,
+        block_bytes=pool.block_bytes,
+        max_num_seqs=pool.max_num_seqs,
+        max_tokens_per_step=pool.max_tokens_per_step,
+        max_model_len=pool.max_model_len,
+    )
+
+
+def model_to_message(model: ModelDescription) -> model_pb2.ModelInfo:
+    """The model as the contract has it."""
+    return model_pb2.ModelInfo(
+        id=model.id,
+        architecture=model.architecture,
+        max_model_len=model.max_model_len,
+        vocab_size=model.vocab_size,
+        eos_token_ids=model.eos_token_ids,
+        default_sampling=sampling_pb2.SamplingParams(**model.default_sampling),  # type: ignore[arg-type]
+        dtype=model.dtype,
+        num_parameters=model.num_parameters,
+        created_unix_s=model.created_unix_s,
+        fingerprint=model.fingerprint,
+    )
+
+
+def _new_sequence(message: step_pb2.NewSequence) -> NewSequence:
+    return NewSequence(
+        slot=message.slot,
+        token_ids=list(message.token_ids),
+        num_prompt_tokens=message.num_prompt_tokens,
+        num_computed_tokens=message.num_computed_tokens,
+        block_ids=list(message.block_ids),
+        sampling=sampling_from_message(message.sampling),
+        eos_token_ids=tuple(message.eos_token_ids),
+        sequence_index=message.sequence_index,
+    )
+
+
+def sampling_from_message(message: sampling_pb2.SamplingParams) -> SamplingParams:
+    """Sampling parameters; a field that is not set has the default that the contract names."""
+    # HasField decides: zero is a value like any other.
+    values = {name: getattr(message, name) for name in _SCALARS if message.HasField(name)}
+    return SamplingParams(
+        **values,
+        logit_bias=dict(message.logit_bias),
+        stop_token_ids=tuple(message.stop_token_ids),
+        allowed_token_ids=tuple(message.allowed_token_ids),
+    )
+
+
+def _logprobs_to_message(columns: LogprobColumns) -> sampling_pb2.LogprobColumns:
+    return sampling_pb2.LogprobColumns(
+        rows=columns.rows,
+        logprobs=columns.logprobs,
+        ranks=columns.ranks,
+        num_top=columns.num_top,
+        top_token_ids=columns.top_token_ids,
+        top_logprobs=columns.top_logprobs,
+    )
