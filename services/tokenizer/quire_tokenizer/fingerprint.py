@@ -2,7 +2,7 @@
 
 It covers the token strings, which ids are special, the merges, the chat template, and the ids of a few probe texts:
 the probes see what the tables do not, above all a different pre-tokenizer. It reads nothing that only one of the file
-formats has, so a folder and a GGUF file of the same model agree if their contents do.
+formats has (padding rows, for one), so a folder and a GGUF file of the same model agree if their contents do.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def fingerprint(backend: Tokenizer, vocabulary: Vocabulary, merges: Iterable[str
     digest = hashlib.sha256(b"quire tokenizer fingerprint 1\n")
     special = vocabulary.special
     parts: tuple[tuple[str, list[str]], ...] = (
-        ("tokens", vocabulary.tokens),
+        ("tokens", vocabulary.tokens[: vocabulary.num_named]),
         ("special", [str(token_id) for token_id in sorted(vocabulary.special_ids)]),
         ("ends", [str(special.bos_id), *(str(token_id) for token_id in sorted(special.eos_ids))]),
         ("merges", list(merges)),

@@ -33,7 +33,7 @@ _ARRAY_HEAD = struct.Struct("<IQ")
 def read_metadata(path: Path, prefixes: tuple[str, ...]) -> dict[str, Any]:
     """Return every key that starts with one of `prefixes`, as plain Python values.
 
-    Arrays become lists. Raises ModelFormatError, naming the file and the offset, when the file is not a readable GGUF file.
+    Arrays become lists. Raises ModelFormatError, naming the file and the offset, when it is no readable GGUF file.
     """
     with path.open("rb") as file:
         if path.stat().st_size < 24:
@@ -85,7 +85,7 @@ class _Cursor:
 
     def value(self, value_type: int, *, keep: bool, depth: int) -> Any:
         if value_type == TYPE_STRING:
-            return self._strings(1)[0] if keep else self._skip_strings(1)
+            return self._many_strings(1, keep=keep)[0]
         if value_type == TYPE_ARRAY:
             return self._array(keep=keep, depth=depth)
         code = SCALAR_CODES.get(value_type)
@@ -97,7 +97,7 @@ class _Cursor:
         element_type, count = _ARRAY_HEAD.unpack_from(self._mapped, self.offset)
         self.offset += _ARRAY_HEAD.size
         if element_type == TYPE_STRING:
-            return self._strings(count) if keep else self._skip_strings(count)
+            return self._many_strings(count, keep=keep)
         if element_type == TYPE_ARRAY:
             if depth >= MAX_ARRAY_DEPTH:
                 raise ModelFormatError(
@@ -135,6 +135,9 @@ class _Cursor:
         self.offset = offset
         return strings
 
-    def _skip_strings(self, count: int) -> None:
+    def _many_strings(self, count: int, *, keep: bool) -> list[Any]:
+        if keep:
+            return self._strings(count)
         for _ in range(self._bounded(count, 8)):
             self.offset += 8 + _U64.unpack_from(self._mapped, self.offset)[0]
+        return [None]

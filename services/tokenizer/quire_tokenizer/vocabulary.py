@@ -61,23 +61,35 @@ class Vocabulary:
 
     @property
     def size(self) -> int:
+        """Number of ids, padding rows included."""
         return len(self.tokens)
+
+    @property
+    def num_named(self) -> int:
+        """Ids up to the last one that stands for something: without the padding rows at the end."""
+        return next((size for size in range(len(self.tokens), 0, -1) if self.tokens[size - 1]), 0)
 
     def token(self, token_id: int | None) -> str:
         """The token's string, empty for None and for an id that stands for nothing."""
         return self.tokens[token_id] if token_id is not None and token_id < len(self.tokens) else ""
 
 
-def build_vocabulary(backend: Tokenizer, special: SpecialTokens) -> Vocabulary:
-    """Tabulate `backend`. The tables are built once, since every streamed token is looked up in them."""
-    scheme, num_stripped = decoding_scheme(json.loads(backend.decoder.__getstate__()) if backend.decoder else None)
+def build_vocabulary(backend: Tokenizer, special: SpecialTokens, num_ids: int = 0) -> Vocabulary:
+    """Tabulate `backend`. The tables are built once, since every streamed token is looked up in them.
+
+    `num_ids`: rows of the model's output projection, if known. It is often padded beyond the named tokens; such an id
+    can be sampled, and stands for no text.
+    """
+    scheme, num_stripped = decoding_scheme(
+        json.loads(backend.decoder.__getstate__()) if backend.decoder else None
+    )
     ids = backend.get_vocab(with_added_tokens=True)
-    tokens = [""] * (max(ids.values(), default=-1) + 1)
+    tokens = [""] * max(num_ids, max(ids.values(), default=-1) + 1)
     for token, token_id in ids.items():
         tokens[token_id] = token
     added = backend.get_added_tokens_decoder()
-    for token_id, token in added.items():
-        tokens[token_id] = token.content
+    for token_id, added_token in added.items():
+        tokens[token_id] = added_token.content
     return Vocabulary(
         scheme=scheme,
         tokens=tokens,
