@@ -28,10 +28,11 @@ def channel_options(max_message_bytes: int) -> list[tuple[str, int | str]]:
         ("grpc.keepalive_timeout_ms", 5_000),
         ("grpc.keepalive_permit_without_calls", 1),
         ("grpc.http2.max_pings_without_data", 0),
-        # A restarted peer is back in a second or two: keep trying at that pace.
-        ("grpc.initial_reconnect_backoff_ms", 100),
+        # A suite that starts, and a restarted peer, are back in a second or two: keep trying at a pace that adds
+        # little to that. (min_... is how long one attempt may take.)
+        ("grpc.initial_reconnect_backoff_ms", 50),
         ("grpc.min_reconnect_backoff_ms", 1_000),
-        ("grpc.max_reconnect_backoff_ms", 2_000),
+        ("grpc.max_reconnect_backoff_ms", 500),
         # Channels to one address share no connection: the global pool would tie their fates and their windows.
         ("grpc.use_local_subchannel_pool", 1),
     ]
