@@ -1,0 +1,1 @@
+"""The index of the largest value of each row: greedy sampling."""

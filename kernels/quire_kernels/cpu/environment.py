@@ -1,0 +1,41 @@
+"""Process settings that must be made before torch or numba is imported. Imports neither.
+
+Call `prepare_process()` first thing in a process that will run CPU kernels.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+
+def kernel_cache_dir() -> Path:
+    """Folder in which compiled kernels are kept between starts (follows XDG_CACHE_HOME).
+
+    Named for the content of every kernel source: numba looks only at the file of the compiled function, so a change
+    in what it is built from would otherwise go unseen.
+    """
+    base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
+        digest.update(path.read_bytes())
+    return Path(base) / "quire" / "kernels" / digest.hexdigest()[:16]
+
+
+def prepare_process() -> None:
+    """Choose where compiled kernels are kept and how the thread team waits. What the user has set stays.
+
+    Threads of the team sleep between steps: a step is one parallel region, so waking them costs little, and
+    spinning would take the core that the other services need just then.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if "NUMBA_CACHE_DIR" in os.environ:
+        return
+    folder = kernel_cache_dir()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        # No writable cache: numba then compiles at every start, which is slow but right.
+        return
+    os.environ["NUMBA_CACHE_DIR"] = str(folder)
