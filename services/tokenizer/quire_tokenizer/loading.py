@@ -5,7 +5,7 @@ Which model a name stands for is not decided here: services get a path.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tokenizers import Tokenizer
@@ -22,9 +22,9 @@ from quire_tokenizer.vocabulary import Vocabulary, build_vocabulary
 class LoadedTokenizer:
     """Everything the service knows about its model. Immutable, so that threads and streams share it."""
 
-    backend: Tokenizer
+    backend: Tokenizer = field(repr=False)
     vocabulary: Vocabulary
-    chat_templates: dict[str, str]
+    chat_templates: dict[str, str] = field(repr=False)
     fingerprint: str
 
 

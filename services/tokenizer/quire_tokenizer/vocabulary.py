@@ -52,10 +52,10 @@ class Vocabulary:
     """
 
     scheme: Scheme
-    tokens: list[str]
-    token_bytes: list[bytes]
+    tokens: list[str] = field(repr=False)
+    token_bytes: list[bytes] = field(repr=False)
     special_ids: frozenset[int]
-    added_ids: frozenset[int]
+    added_ids: frozenset[int] = field(repr=False)
     special: SpecialTokens = field(default_factory=SpecialTokens)
     num_leading_spaces_stripped: int = 0
 
