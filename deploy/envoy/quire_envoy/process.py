@@ -49,6 +49,8 @@ def command(settings: EdgeSettings, config: Path) -> list[str]:
         str(settings.concurrency),
         "--log-level",
         settings.log_level,
+        "--file-flush-interval-msec",
+        "1000",
         # Several suites may run on one machine.
         "--disable-hot-restart",
     ]

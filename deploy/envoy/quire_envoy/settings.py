@@ -101,8 +101,8 @@ class EdgeSettings(_Settings):
     admin: Annotated[str, AfterValidator(_loopback)] = "127.0.0.1:8085"
     # Gateways, taken in turn; a name that resolves to several addresses counts as that many gateways.
     gateways: tuple[Endpoint, ...] = Field(default=("127.0.0.1:8081",), min_length=1)
-    # The name that gateways report their readiness under (grpc.health.v1).
-    health_service: str = ""
+    # The name that gateways report their readiness under (grpc.health.v1); "" asks only whether they live.
+    health_service: str = "quire.inference.v1.Inference"
     health_interval_s: float = Field(default=1.0, ge=0.1, le=60)
     # HTTP/2 pings on idle gateway connections; a frozen gateway is noticed after about interval + timeout.
     ping_interval_s: float = Field(default=10.0, ge=1.0, le=3600)

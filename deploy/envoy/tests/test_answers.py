@@ -1,5 +1,7 @@
 """What clients get: statuses and bodies, REST and native gRPC, through the real binary."""
 
+import subprocess
+
 import grpc
 import httpx
 import pytest
@@ -180,7 +182,10 @@ def test_edge_error_is_readable_for_grpc(channel):
 def test_grpc_health_and_reflection_pass(channel):
     """Health and reflection of the gateway answer on the public port."""
     stub = health_pb2_grpc.HealthStub(channel)
-    assert stub.Check(health_pb2.HealthCheckRequest()).status == health_pb2.HealthCheckResponse.SERVING
+    assert (
+        stub.Check(health_pb2.HealthCheckRequest(service="quire.inference.v1.Inference")).status
+        == health_pb2.HealthCheckResponse.SERVING
+    )
     ask = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo
     (answer,) = ask(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
     names = [service.name for service in answer.list_services_response.service]
@@ -189,8 +194,6 @@ def test_grpc_health_and_reflection_pass(channel):
 
 def test_http2_without_tls_works(edge):
     """The same port speaks HTTP/1.1 and HTTP/2: curl with prior knowledge gets the JSON."""
-    import subprocess
-
     done = subprocess.run(
         ["curl", "-s", "--http2-prior-knowledge", "-o", "/dev/null", "-w", "%{http_version} %{http_code}",
          edge.url + "/v1/models"],
