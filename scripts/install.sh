@@ -4,7 +4,7 @@
 set -euo pipefail
 venv=$1 torch=$2 torch_index=$3
 shift 3
-pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet)
+pip=("$venv/bin/python" -m pip --disable-pip-version-check install -qq)
 
 pins=$(mktemp)
 trap 'rm -f "$pins"' EXIT
