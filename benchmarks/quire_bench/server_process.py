@@ -55,7 +55,7 @@ async def running(
     ready_timeout_s: float,
     environment: Mapping[str, str] | None = None,
 ) -> AsyncIterator[Server]:
-    """Run `command` (output to `log`) while the block runs, which begins when `url`/models answers. Raises ServerFailed."""
+    """Run `command`, output to `log`, around the block, which begins when `url`/models answers. Raises ServerFailed."""
     started = time.perf_counter()
     with log.open("wb") as output:
         # A session of its own: a Ctrl-C ends us first, and we end it in order.
@@ -74,9 +74,7 @@ async def running(
         await _stop(child)
 
 
-async def _until_ready(
-    name: str, child: subprocess.Popen[bytes], url: str, log: Path, timeout_s: float
-) -> None:
+async def _until_ready(name: str, child: Process, url: str, log: Path, timeout_s: float) -> None:
     deadline = time.perf_counter() + timeout_s
     while True:
         if child.returncode is not None:
