@@ -126,7 +126,10 @@ def _grpc_types(file: object, modules: dict[str, str]) -> str:
             )
             stub.append(f"    {method.name}: grpc.aio.{shape}MultiCallable[{request}, {response}]")
             taken = f"AsyncIterator[{request}]" if method.client_streaming else request
-            given = f"AsyncIterator[{response}]" if method.server_streaming else f"Awaitable[{response}]"
+            # A streaming handler yields its answers, or writes them with context.write and returns nothing.
+            given = f"Awaitable[{response}]"
+            if method.server_streaming:
+                given = f"AsyncIterator[{response}] | Awaitable[None]"
             context = f"grpc.aio.ServicerContext[{request}, {response}]"
             servicer.append(
                 f"    def {method.name}(self, request: {taken}, context: {context}) -> {given}: ..."
