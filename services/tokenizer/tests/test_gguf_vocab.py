@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,7 +25,7 @@ def pieces(name: str, text: str) -> list[str]:
 
 
 def byte_level_fields(**changes):
-    """Metadata of a small byte-level BPE: all bytes, two merges, one control, one user-defined and one padding token."""
+    """Metadata of a small byte-level BPE: all bytes, two merges, a control, a user-defined and a padding token."""
     tokens = [*sorted(pre_tokenizers.ByteLevel.alphabet()), "12", "ab", "<|end|>", "<tool>", "[PAD260]"]
     fields = {
         f"{GGML}model": "gpt2",
@@ -45,7 +47,11 @@ def test_golden_prompts_encode_to_the_reference_ids(smollm2, golden):
 def test_digits_are_isolated_before_the_gpt2_pattern(smollm2):
     """`smollm` splits numbers into single digits, as the model was trained; the plain GPT-2 pattern would not."""
     ids = smollm2.backend.encode("In 2024 it cost 12345").ids
-    digits = [smollm2.vocabulary.tokens[token_id] for token_id in ids if smollm2.vocabulary.tokens[token_id].isdigit()]
+    digits = [
+        smollm2.vocabulary.tokens[token_id]
+        for token_id in ids
+        if smollm2.vocabulary.tokens[token_id].isdigit()
+    ]
     assert digits == list("202412345")
     assert pieces("smollm", "a 2024") == ["a", " ", "2", "0", "2", "4"]
     assert pieces("gpt-2", "a 2024") == ["a", " 2024"]
@@ -142,7 +148,9 @@ def test_eos_is_added_when_the_file_says_so():
 def test_every_end_token_of_the_file_ends_a_generation():
     """End of turn and end of message count beside end of sequence, each once."""
     source = tokenizer_from_metadata(
-        byte_level_fields(**{f"{GGML}eot_token_id": 259, f"{GGML}eom_token_id": 258, f"{GGML}eos_token_id": 258})
+        byte_level_fields(
+            **{f"{GGML}eot_token_id": 259, f"{GGML}eom_token_id": 258, f"{GGML}eos_token_id": 258}
+        )
     )
     assert source.special.eos_ids == (258, 259)
 
@@ -150,7 +158,11 @@ def test_every_end_token_of_the_file_ends_a_generation():
 def test_named_chat_templates_are_kept():
     """A file may carry another template for requests with tools."""
     fields = byte_level_fields(
-        **{"tokenizer.chat_template": "A", "tokenizer.chat_template.tool_use": "B", "tokenizer.chat_templates": ["x"]}
+        **{
+            "tokenizer.chat_template": "A",
+            "tokenizer.chat_template.tool_use": "B",
+            "tokenizer.chat_templates": ["x"],
+        }
     )
     assert tokenizer_from_metadata(fields).chat_templates == {"default": "A", "tool_use": "B"}
 
@@ -159,7 +171,9 @@ def merge_by_score(text: str, scores: dict[str, float]) -> list[str]:
     """SentencePiece's rule by brute force: merge the neighbours whose union scores highest, the leftmost first."""
     symbols = list(text)
     while True:
-        unions = [(scores[a + b], -i) for i, (a, b) in enumerate(zip(symbols, symbols[1:], strict=False)) if a + b in scores]
+        unions = [
+            (scores[a + b], -i) for i, (a, b) in enumerate(itertools.pairwise(symbols)) if a + b in scores
+        ]
         if not unions:
             return symbols
         index = -max(unions)[1]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tokenizers import decoders
 
-from quire_tokenizer.vocabulary import Scheme, decoding_scheme
+from quire_tokenizer.vocabulary import Scheme, _byte_level_bytes, _byte_level_table, decoding_scheme
 
 REPLACE = {"type": "Replace", "pattern": {"String": "\u2581"}, "content": " "}
 FALLBACK, FUSE = {"type": "ByteFallback"}, {"type": "Fuse"}
@@ -20,8 +20,14 @@ STRIP = {"type": "Strip", "content": " ", "start": 1, "stop": 0}
         ({"type": "Sequence", "decoders": [{"type": "ByteLevel"}]}, (Scheme.BYTE_LEVEL, 0)),
         ({"type": "Sequence", "decoders": [REPLACE, FALLBACK, FUSE]}, (Scheme.METASPACE_BYTES, 0)),
         ({"type": "Sequence", "decoders": [REPLACE, FALLBACK, FUSE, STRIP]}, (Scheme.METASPACE_BYTES, 1)),
-        ({"type": "Sequence", "decoders": [REPLACE, FALLBACK, FUSE, {**STRIP, "stop": 1}]}, (Scheme.GENERIC, 0)),
-        ({"type": "Sequence", "decoders": [{**REPLACE, "content": "_"}, FALLBACK, FUSE]}, (Scheme.GENERIC, 0)),
+        (
+            {"type": "Sequence", "decoders": [REPLACE, FALLBACK, FUSE, {**STRIP, "stop": 1}]},
+            (Scheme.GENERIC, 0),
+        ),
+        (
+            {"type": "Sequence", "decoders": [{**REPLACE, "content": "_"}, FALLBACK, FUSE]},
+            (Scheme.GENERIC, 0),
+        ),
         ({"type": "Sequence", "decoders": [REPLACE, FUSE]}, (Scheme.GENERIC, 0)),
         ({"type": "WordPiece", "prefix": "##", "cleanup": True}, (Scheme.GENERIC, 0)),
     ],
@@ -45,10 +51,8 @@ def test_printable_text_can_be_spelled_byte_by_byte(smollm2):
     assert single >= set(range(0x80, 0xC0)) | set(range(0x20, 0x7F))
 
 
-def test_added_token_outside_the_alphabet_stands_for_its_text(smollm2):
+def test_added_token_outside_the_alphabet_stands_for_its_text():
     """A character that no byte stands for keeps the token out of the byte table."""
-    from quire_tokenizer.vocabulary import _byte_level_bytes, _byte_level_table
-
     table = _byte_level_table()
     assert _byte_level_bytes("a b", table) == b"a b"
     assert _byte_level_bytes("\u4e2d", table) == "\u4e2d".encode()
