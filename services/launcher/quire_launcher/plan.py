@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import yaml
 from quire_launcher import readiness
 from quire_launcher.child import Command
 from quire_launcher.layout import StateFolder
+from quire_launcher.loading import until_loaded
 from quire_launcher.model import Model, resolve_model
 from quire_launcher.options import UpOptions
 from quire_launcher.supervisor import Spec
@@ -70,9 +71,15 @@ def _service(name: str, flags: list[str], options: UpOptions, folder: StateFolde
     drain_s = float(section.get("drain_timeout_s", DRAIN_S))
     return Spec(
         command=Command(name, [executable(program), *flags, *common], _environment()),
-        until_ready=partial(readiness.until_serving, ports.address(name), readiness.HEALTH_NAMES[name]),
+        until_ready=_until_ready(name, ports.address(name)),
         stop_timeout_s=drain_s + 5.0,
     )
+
+
+def _until_ready(name: str, address: str) -> Callable[[], Awaitable[None]]:
+    if name == "worker":
+        return partial(until_loaded, address)
+    return partial(readiness.until_serving, address, readiness.HEALTH_NAMES[name])
 
 
 def _environment() -> dict[str, str]:

@@ -45,6 +45,10 @@ class Spec:
     before_stop: Callable[[], Awaitable[None]] | None = None
 
 
+class CannotGetReady(Exception):
+    """Raised by `until_ready` when the process runs but says that it will never be ready; the message says why."""
+
+
 class StartFailed(Exception):
     """A process ended before it was ready; `tail` has its last lines."""
 
@@ -126,6 +130,8 @@ class Supervisor:
             if not ready.done():
                 raise StartFailed(name, f"was not ready within {timeout_s:g} s", child.tail)
             ready.result()
+        except CannotGetReady as error:
+            raise StartFailed(name, f"cannot get ready: {error}", child.tail) from error
         finally:
             ready.cancel()
             ended.cancel()
@@ -157,7 +163,11 @@ class Supervisor:
         ended = asyncio.create_task(self.children[name].wait())
         try:
             await asyncio.wait({ready, ended}, return_when=asyncio.FIRST_COMPLETED)
-            if ready.done() and not ended.done():
+            if ended.done():
+                return
+            if (error := ready.exception()) is not None:
+                self._notify(name, f"runs, but is not ready: {error}")
+            else:
                 self._set(name, State.READY)
                 self._notify(name, "ready again")
         finally:

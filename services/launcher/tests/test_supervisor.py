@@ -14,7 +14,7 @@ import pytest
 
 from quire_launcher import supervisor as supervisor_module
 from quire_launcher.child import Child, Command, LogFile, describe_exit
-from quire_launcher.supervisor import StartFailed, State
+from quire_launcher.supervisor import CannotGetReady, Spec, StartFailed, State
 
 
 def is_alive(pid: int) -> bool:
@@ -67,6 +67,17 @@ async def test_a_process_that_never_gets_ready_fails_the_start(supervisor, make_
     await supervisor.launch(make_spec("slow", "import time; time.sleep(600)"))
     with pytest.raises(StartFailed, match=r"slow was not ready within 0\.2 s"):
         await supervisor.until_ready(0.2)
+
+
+async def test_a_process_that_says_it_will_never_be_ready_fails_the_start(supervisor, make_spec):
+    """A worker whose load failed keeps running to say why; the start fails at once with that reason."""
+
+    async def until_ready() -> None:
+        raise CannotGetReady("weights: the file is cut short")
+
+    await supervisor.launch(Spec(make_spec("worker").command, until_ready))
+    with pytest.raises(StartFailed, match="worker cannot get ready: weights: the file is cut short"):
+        await supervisor.until_ready(20)
 
 
 async def test_what_ends_is_restarted(supervisor, make_spec, events, monkeypatch):
