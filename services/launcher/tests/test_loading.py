@@ -41,12 +41,13 @@ async def worker():
         yield made
 
 
-async def test_progress_is_reported_in_words(worker):
+@pytest.mark.parametrize("failure", ["", "model: cannot run this"])
+async def test_progress_is_reported_in_words(worker, failure):
     """Each report of the load reaches the terminal with its phase, and a failed load only ends the reports."""
-    for worker.failure in ("", "model: cannot run this"):
-        reports = []
-        await follow_load(worker.server.address, lambda *report: reports.append(report))
-        assert reports == [("loading weights", done, 10) for done in (0, 5, 10)]
+    worker.failure = failure
+    reports = []
+    await follow_load(worker.server.address, lambda *report: reports.append(report))
+    assert reports == [("loading weights", done, 10) for done in (0, 5, 10)]
 
 
 async def test_ready_when_the_worker_serves(worker):
