@@ -28,7 +28,7 @@ class FinishReason(IntEnum):
 class SequenceStatus(Enum):
     """Where a sequence is in its life; `TRANSITIONS` has the edges."""
 
-    # A sibling (n > 1) that waits until sequence 0's prompt is computed, to share its blocks.
+    # Accepted but not in the queue: a sibling (n > 1) waits here until sequence 0's prompt is computed, to share it.
     HELD = "held"
     WAITING = "waiting"
     RUNNING = "running"
@@ -100,17 +100,19 @@ class Request:
     deadline_s: float | None = None
     cache_salt: str = ""
     adapter: str = ""
+    media_hashes: tuple[bytes, ...] = ()
     attachment: Any = None
     # Set by the scheduler.
     arrival_s: float = 0.0
     arrival_order: int = 0
     first_scheduled_s: float | None = None
+    # Siblings share the prompt's blocks of this sequence.
+    fork_source: Sequence | None = None
     num_cached_tokens: int = 0
     sequences: list[Sequence] = field(default_factory=list)
     num_unfinished: int = 0
-    # Hashes of the prompt's full blocks, for the prefix generation they were made in.
+    # Hashes of the prompt's full blocks, made when first needed and shared by the siblings.
     prompt_hashes: list[bytes] | None = None
-    prompt_hashes_generation: int = -1
 
 
 class Sequence:
@@ -127,7 +129,6 @@ class Sequence:
         "ending_token_ids",
         "finish_reason",
         "first_token_s",
-        "hash_generation",
         "index",
         "last_step_id",
         "max_outputs",
@@ -144,11 +145,13 @@ class Sequence:
         "status",
     )
 
-    def __init__(self, request: Request, index: int, output_token_ids: list[int], max_total_tokens: int) -> None:
+    def __init__(
+        self, request: Request, index: int, output_token_ids: list[int], max_total_tokens: int
+    ) -> None:
         """`max_total_tokens`: prompt plus output may never be longer (context length, pool)."""
         self.request = request
         self.index = index
-        self.status = SequenceStatus.WAITING
+        self.status = SequenceStatus.HELD
         self.output_token_ids = output_token_ids
         self.slot = -1
         self.block_table: list[int] = []
@@ -157,22 +160,25 @@ class Sequence:
         self.num_preemptions = 0
         # Step that touched its blocks last; steps are acknowledged in order.
         self.last_step_id = -1
-        num_prompt = len(request.prompt_token_ids)
-        room = max_total_tokens - num_prompt
-        max_tokens = request.sampling.max_tokens
-        self.max_outputs = room if max_tokens is None else min(room, max_tokens)
-        # The last output token is never computed, so planning stops one short of the longest length.
-        self.plan_limit = num_prompt + self.max_outputs - 1
+        self.limit_to(max_total_tokens)
         # Next value of num_planned_tokens at which the planner must look closer: block table full, or plan_limit.
         self.plan_event = 0
         self.ending_token_ids = request.sampling.ending_token_ids()
         self.finish_reason: FinishReason | None = None
         self.first_token_s: float | None = None
         self.block_hashes: list[bytes] = []
-        self.hash_generation = -1
         self.queue_entry: Any = None
         # Age: smaller is older. Ties of one request go by sequence index.
         self.order = (request.arrival_order, index)
+
+    def limit_to(self, max_total_tokens: int) -> None:
+        """Sets the longest length, prompt plus output, that the context and the pool allow."""
+        num_prompt = len(self.request.prompt_token_ids)
+        room = max_total_tokens - num_prompt
+        max_tokens = self.request.sampling.max_tokens
+        self.max_outputs = room if max_tokens is None else min(room, max_tokens)
+        # The last output token is never computed, so planning stops one short of the longest length.
+        self.plan_limit = num_prompt + self.max_outputs - 1
 
     @property
     def num_tokens(self) -> int:
@@ -182,6 +188,14 @@ class Sequence:
     def all_token_ids(self) -> list[int]:
         """Prompt and acknowledged output, as a new list."""
         return self.request.prompt_token_ids + self.output_token_ids
+
+    def forget_placement(self) -> None:
+        """The pool that held its blocks is gone: it has neither slot nor blocks."""
+        self.slot = -1
+        self.block_table = []
+        self.num_registered_blocks = 0
+        self.num_planned_tokens = 0
+        self.plan_event = 0
 
     def move_to(self, status: SequenceStatus) -> None:
         """Changes state along an edge of `TRANSITIONS`; any other change raises IllegalTransition."""

@@ -1,4 +1,4 @@
-"""What crosses between the scheduler and its driver once per step: plan, result, deltas; data only, no logic of planning.
+"""What crosses between the scheduler and its driver once per step: plan, result, deltas; data without logic.
 
 All hot data are parallel columns of plain ints. Columns may be shared between steps: treat them as read-only.
 """
@@ -27,11 +27,24 @@ class NewSequence:
 
 
 @dataclass(slots=True)
+class SamplingRows:
+    """The rows of a step that sample, as columns; shared between steps while the batch stays the same."""
+
+    sequences: list[Sequence] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    handles: list[int] = field(default_factory=list)
+    sequence_indices: list[int] = field(default_factory=list)
+    ones: list[int] = field(default_factory=list)
+    # Whether one owner has all rows.
+    is_single_owner: bool = True
+
+
+@dataclass(slots=True)
 class StepPlan:
     """One step for the worker, which applies it in the order: released_slots, copies, new_sequences, columns.
 
-    Row i runs `num_new_tokens[i]` tokens in slot `slots[i]`. `num_new_blocks` is empty when no row has any. A row samples
-    exactly when all its known tokens are computed after the step; `sampling` lists those rows' sequences in order.
+    Row i runs `num_new_tokens[i]` tokens in slot `slots[i]`. `num_new_blocks` is empty when no row has any. A row
+    samples exactly when all its known tokens are computed after the step; `sampling_rows` lists those in order.
     """
 
     step_id: int
@@ -46,7 +59,7 @@ class StepPlan:
     # Tokens computed in this step, all rows.
     num_tokens: int = 0
     # Private to the scheduler from here on.
-    sampling: SamplingRows = field(default_factory=lambda: SamplingRows())
+    sampling_rows: SamplingRows = field(default_factory=SamplingRows)
     # Requests of which this is the first step.
     started: list[Request] = field(default_factory=list)
     # Sequences that get their first token ever in this step.
@@ -55,19 +68,6 @@ class StepPlan:
     filled: list[tuple[Sequence, list[int], int]] = field(default_factory=list)
     # A row's sequence ended or was preempted after planning: its rows need a closer look.
     is_disturbed: bool = False
-
-
-@dataclass(slots=True)
-class SamplingRows:
-    """The rows of a step that sample, as columns; shared between steps while the batch stays the same."""
-
-    sequences: list[Sequence] = field(default_factory=list)
-    slots: list[int] = field(default_factory=list)
-    handles: list[int] = field(default_factory=list)
-    sequence_indices: list[int] = field(default_factory=list)
-    ones: list[int] = field(default_factory=list)
-    # Whether one owner has all rows.
-    is_single_owner: bool = True
 
 
 @dataclass(slots=True)
