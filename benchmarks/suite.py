@@ -23,10 +23,10 @@ import uvloop
 from quire_bench.load import Client, LoadResult, closed_loop
 from quire_bench.locks import exclusive
 from quire_bench.models import only_model
-from quire_bench.openai_client import ApiOptions, RequestRecord
+from quire_bench.openai_client import ApiOptions
 from quire_bench.report import console, emit, progress
 from quire_bench.server_process import Server, ServerFailed, program_name, running
-from quire_bench.stats import distribution, summarise, ttft_ms
+from quire_bench.stats import added_ms, distribution, summarise, ttft_ms
 from quire_bench.workloads import Workload, random_prompts
 
 GOALS = {
@@ -85,19 +85,6 @@ async def throughput(server: Server, args: argparse.Namespace) -> dict[str, Any]
         },
         "cpu_share_total": round(sum(used.values()) / available, 4),
     }
-
-
-def added_ms(record: RequestRecord, wall_offset_s: float) -> list[float]:
-    """For each token, milliseconds from the worker's sample to its arrival here, in order of arrival.
-
-    A chunk carries one sample time, or a list of them, one a token; the wall clock is perf_counter plus the offset.
-    """
-    added = []
-    for arrived, fields in record.extension_chunks:
-        sampled = fields["sampled_at_unix_us"]
-        for moment in sampled if isinstance(sampled, list) else [sampled]:
-            added.append((arrived + wall_offset_s) * 1e3 - moment / 1e3)
-    return added
 
 
 async def paced(server: Server, args: argparse.Namespace) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import cast
 from urllib.parse import urlsplit
 
 from quire_bench.sse import ChunkedDecoder, FramingError
@@ -115,8 +116,7 @@ class HttpConnection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """asyncio.Protocol: connected."""
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transports are of classes of its own
 
     def data_received(self, data: bytes) -> None:
         """asyncio.Protocol: bytes came; an answer that makes no sense ends in the exception of `request`."""

@@ -84,6 +84,19 @@ def chunk_gaps_ms(record: RequestRecord) -> list[float]:
     return [(b - a) * 1e3 for a, b in itertools.pairwise(times)]
 
 
+def added_ms(record: RequestRecord, wall_offset_s: float) -> list[float]:
+    """For each token, milliseconds from the worker's sample to its arrival here, in order of arrival.
+
+    A chunk carries one sample time, or a list of them, one a token; the wall clock is perf_counter plus the offset.
+    """
+    added = []
+    for arrived, fields in record.extension_chunks:
+        sampled = fields["sampled_at_unix_us"]
+        for moment in sampled if isinstance(sampled, list) else [sampled]:
+            added.append((arrived + wall_offset_s) * 1e3 - moment / 1e3)
+    return added
+
+
 def is_good(record: RequestRecord, level: ServiceLevel) -> bool:
     """True when the request ended well within every limit; a latency that does not exist breaks none."""
     if not record.ok:

@@ -7,6 +7,7 @@ import itertools
 from typing import Any
 
 import pytest
+import uvloop
 
 from quire_bench.fake_server import SSE_HEAD, chunked, event, fake_server, json_response, text_chunk
 from quire_bench.load import Client, closed_loop, open_loop
@@ -227,3 +228,9 @@ async def test_only_model_refuses_to_guess() -> None:
         names.append("b")
         with pytest.raises(ValueError, match="name one"):
             await only_model(url)
+
+
+def test_client_works_on_uvloop() -> None:
+    """The benchmarks run on uvloop, whose transports are not asyncio's: a request works there too."""
+    record = uvloop.run(answer(sse(event(text_chunk("abc", "length")), DONE)))
+    assert record.ok

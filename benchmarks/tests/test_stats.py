@@ -9,7 +9,16 @@ from hypothesis import strategies as st
 
 from quire_bench.load import LoadResult
 from quire_bench.openai_client import RequestRecord
-from quire_bench.stats import ServiceLevel, distribution, is_good, percentile, summarise, tpot_ms, ttft_ms
+from quire_bench.stats import (
+    ServiceLevel,
+    added_ms,
+    distribution,
+    is_good,
+    percentile,
+    summarise,
+    tpot_ms,
+    ttft_ms,
+)
 
 
 def record(
@@ -83,3 +92,13 @@ def test_bad_goodput_terms_are_refused(term: str) -> None:
     """An unknown name or a limit that is not a number above 0 is a ValueError that says goodput."""
     with pytest.raises(ValueError, match="goodput"):
         ServiceLevel.parse([term])
+
+
+def test_added_latency_is_arrival_minus_sample() -> None:
+    """Each token's sample time, alone or in a chunk's list, is compared with the chunk's arrival on the wall clock."""
+    timed = record([10.1, 10.2], 3, finished=10.2)
+    timed.extension_chunks = [
+        (10.1, {"sampled_at_unix_us": 1_000_010_099_000}),
+        (10.2, {"sampled_at_unix_us": [1_000_010_190_000, 1_000_010_198_500]}),
+    ]
+    assert added_ms(timed, 1_000_000.0) == pytest.approx([1.0, 10.0, 1.5], abs=1e-3)
