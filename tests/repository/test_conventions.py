@@ -1,19 +1,12 @@
-"""The repository's own rules that no other tool checks."""
+"""The repository as a whole: its projects, its contracts' namespace, its commands."""
 
 from __future__ import annotations
 
-import ast
 import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
-MAX_FILE_LINES = 400
-MAX_FUNCTION_LINES = 60
-#: A jitted loop cannot always be cut without costing time.
-MAX_KERNEL_LINES = 90
 
 
 def tracked(*patterns: str) -> list[Path]:
@@ -21,59 +14,6 @@ def tracked(*patterns: str) -> list[Path]:
     command = ["git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
     shown = subprocess.run(command, capture_output=True, text=True, check=True).stdout.split("\n")
     return sorted({ROOT / name for name in shown if name and (ROOT / name).is_file()})
-
-
-def functions(path: Path) -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
-    tree = ast.parse(path.read_text(encoding="utf-8"))
-    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-
-
-def is_test(path: Path) -> bool:
-    return "tests" in path.relative_to(ROOT).parts
-
-
-def max_function_lines(path: Path) -> int:
-    return MAX_KERNEL_LINES if path.relative_to(ROOT).parts[0] == "kernels" else MAX_FUNCTION_LINES
-
-
-def named(path: Path, line: int) -> str:
-    return f"{path.relative_to(ROOT)}:{line}"
-
-
-@pytest.fixture(scope="module")
-def sources() -> list[Path]:
-    """Every Python file of the repository."""
-    return tracked("*.py")
-
-
-def test_files_are_short(sources):
-    """No source file is longer than a reader can hold in mind."""
-    long = [named(path, len(path.read_text().splitlines())) for path in sources]
-    assert not [name for name in long if int(name.rpartition(":")[2]) > MAX_FILE_LINES]
-
-
-def test_functions_are_short(sources):
-    """No function outside tests is longer than a screen."""
-    long = [
-        f"{named(path, node.lineno)} {node.name}: {node.end_lineno - node.lineno + 1} lines"
-        for path in sources
-        if not is_test(path)
-        for node in functions(path)
-        if node.end_lineno - node.lineno + 1 > max_function_lines(path)
-    ]
-    assert not long
-
-
-def test_every_test_says_what_it_shows(sources):
-    """Every test function has a docstring, the sentence that names the behaviour."""
-    silent = [
-        f"{named(path, node.lineno)} {node.name}"
-        for path in sources
-        if is_test(path) and path.name.startswith("test_")
-        for node in functions(path)
-        if node.name.startswith("test_") and not ast.get_docstring(node)
-    ]
-    assert not silent
 
 
 def test_the_contracts_namespace_has_no_init():
