@@ -36,7 +36,7 @@ GOALS = {
     "first_token_added_p50_ms": 8.0,
 }
 EXTENSION = "quire"
-TIMING = {"stream_options": {"include_usage": True, "include_timing": True}}
+TIMING = {"stream_options": {"include_usage": True, "include_timing": True, "continuous_usage_stats": True}}
 
 
 def own_cpu_s() -> float:
@@ -98,7 +98,7 @@ async def paced(server: Server, args: argparse.Namespace) -> dict[str, Any]:
     result = await drive(server, workload, TIMING)
     alone = await drive(server, random_prompts("one at a time", 40, 64, 2, seed=5, concurrency=1), TIMING)
     records = [record for record in result.records if record.ok]
-    tokens = [added_ms(record, wall_offset_s) for record in records]
+    tokens = [added_ms(record, wall_offset_s, args.step_ms) for record in records]
     if not any(tokens):
         raise ServerFailed("no sample times came; failures: " + str(summarise(result)["errors"]))
     idle_ttfts = [t for record in alone.records if record.ok and (t := ttft_ms(record)) is not None]

@@ -32,6 +32,15 @@ class ApiOptions:
         return "/chat/completions" if self.endpoint == "chat" else "/completions"
 
 
+@dataclass(frozen=True, slots=True)
+class ExtensionChunk:
+    """A chunk that carried the extension field: when it came, what it said, the running token count if it had one."""
+
+    arrived: float
+    value: dict[str, Any]
+    num_tokens_so_far: int | None
+
+
 @dataclass(slots=True)
 class RequestRecord:
     """What happened to one request. Times are time.perf_counter() seconds; `chunk_times` are of chunks with text."""
@@ -47,7 +56,7 @@ class RequestRecord:
     finish_reason: str | None = None
     error: str | None = None
     text_parts: list[str] = field(default_factory=list)
-    extension_chunks: list[tuple[float, dict[str, Any]]] = field(default_factory=list)
+    extension_chunks: list[ExtensionChunk] = field(default_factory=list)
 
     @property
     def ok(self) -> bool:
@@ -143,7 +152,8 @@ class AnswerReader:
         if usage:
             self._usage_tokens = usage.get("completion_tokens", self._usage_tokens)
         if self._extension is not None and self._extension in chunk:
-            record.extension_chunks.append((now, chunk[self._extension]))
+            running = usage.get("completion_tokens") if usage else None
+            record.extension_chunks.append(ExtensionChunk(now, chunk[self._extension], running))
         has_text = False
         for choice in chunk.get("choices", ()):
             delta = choice.get("delta")

@@ -137,7 +137,8 @@ async def test_extension_field_is_kept_with_its_time() -> None:
     """A named chunk field comes back with the time its chunk arrived."""
     chunk = text_chunk("a", "length") | {"quire": {"sampled_at_unix_us": 5}}
     record = await answer(sse(event(chunk), DONE), extension="quire")
-    assert [value for _, value in record.extension_chunks] == [{"sampled_at_unix_us": 5}]
+    assert [chunk.value for chunk in record.extension_chunks] == [{"sampled_at_unix_us": 5}]
+    assert record.extension_chunks[0].arrived == record.chunk_times[0]
 
 
 async def test_closed_loop_keeps_so_many_running_over_kept_connections() -> None:

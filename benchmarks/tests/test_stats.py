@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire_bench.load import LoadResult
-from quire_bench.openai_client import RequestRecord
+from quire_bench.openai_client import ExtensionChunk, RequestRecord
 from quire_bench.stats import (
     ServiceLevel,
     added_ms,
@@ -95,10 +95,12 @@ def test_bad_goodput_terms_are_refused(term: str) -> None:
 
 
 def test_added_latency_is_arrival_minus_sample() -> None:
-    """Each token's sample time, alone or in a chunk's list, is compared with the chunk's arrival on the wall clock."""
-    timed = record([10.1, 10.2], 3, finished=10.2)
+    """A token's sample time is compared with its chunk's arrival; older tokens of a merged chunk waited steps longer."""
+    timed = record([10.1, 10.2], 4, finished=10.2)
     timed.extension_chunks = [
-        (10.1, {"sampled_at_unix_us": 1_000_010_099_000}),
-        (10.2, {"sampled_at_unix_us": [1_000_010_190_000, 1_000_010_198_500]}),
+        ExtensionChunk(10.1, {"sampled_at_unix_us": 1_000_010_099_000}, 1),
+        ExtensionChunk(10.2, {"sampled_at_unix_us": 1_000_010_198_500}, 4),
     ]
-    assert added_ms(timed, 1_000_000.0) == pytest.approx([1.0, 10.0, 1.5], abs=1e-3)
+    assert added_ms(timed, 1_000_000.0, 10.0) == pytest.approx([1.0, 21.5, 11.5, 1.5], abs=1e-3)
+    timed.extension_chunks = [ExtensionChunk(10.2, {"sampled_at_unix_us": 1_000_010_198_500}, None)]
+    assert added_ms(timed, 1_000_000.0, 10.0) == pytest.approx([1.5], abs=1e-3)
