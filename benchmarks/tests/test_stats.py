@@ -95,7 +95,7 @@ def test_bad_goodput_terms_are_refused(term: str) -> None:
 
 
 def test_added_latency_is_arrival_minus_sample() -> None:
-    """A token's sample time is compared with its chunk's arrival; older tokens of a merged chunk waited steps longer."""
+    """Sample time is compared with the chunk's arrival; older tokens of a merged chunk waited steps longer."""
     timed = record([10.1, 10.2], 4, finished=10.2)
     timed.extension_chunks = [
         ExtensionChunk(10.1, {"sampled_at_unix_us": 1_000_010_099_000}, 1),
