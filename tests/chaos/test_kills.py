@@ -1,0 +1,114 @@
+"""Services killed under load on a simulated model: no request fails, and every stream says what it would have said."""
+
+import threading
+import time
+
+import grpc
+import httpx
+import pytest
+
+from quire.inference.v1 import generate_pb2, inference_service_pb2_grpc
+
+pytestmark = [pytest.mark.e2e, pytest.mark.chaos]
+
+NUM_STREAMS, NUM_TOKENS = 12, 400
+
+
+@pytest.fixture(scope="module")
+def suite(running_suite):
+    """A suite of its own, since it is torn; steps of 5 ms, so that streams last about two seconds."""
+    with running_suite("--simulate", "--step-ms", "5") as running:
+        yield running
+
+
+class Streams:
+    """Native streams with seeds of their own, each on a thread."""
+
+    def __init__(self, suite):
+        self.stub = inference_service_pb2_grpc.InferenceStub(suite.channel)
+        self.ids = [[] for _ in range(NUM_STREAMS)]
+        self.texts = [""] * NUM_STREAMS
+        self.errors = []
+        self.threads = [threading.Thread(target=self._run, args=(index,)) for index in range(NUM_STREAMS)]
+
+    def start(self):
+        """Start all and return once each has some tokens."""
+        for thread in self.threads:
+            thread.start()
+        while not self.errors and not all(len(ids) > 20 for ids in self.ids):
+            time.sleep(0.005)
+        return self
+
+    def finish(self):
+        """Wait for all; their ids and texts. Fails when any stream failed."""
+        for thread in self.threads:
+            thread.join(120)
+        assert self.errors == []
+        return self.ids, self.texts
+
+    def _run(self, index):
+        request = generate_pb2.GenerateRequest()
+        request.token_ids.ids.extend(range(100, 150 + index))
+        request.sampling.seed = 1000 + index
+        request.sampling.max_tokens = NUM_TOKENS
+        request.sampling.ignore_eos = True
+        try:
+            for event in self.stub.Generate(request, timeout=110):
+                self.ids[index] += event.delta.token_ids
+                self.texts[index] += event.delta.text
+        except grpc.RpcError as error:
+            self.errors.append(
+                f"stream {index} after {len(self.ids[index])} tokens: {error.code()} {error.details()}"
+            )
+
+
+@pytest.fixture(scope="module")
+def undisturbed(suite):
+    """What the streams say when nothing is killed."""
+    ids, texts = Streams(suite).start().finish()
+    assert [len(each) for each in ids] == [NUM_TOKENS] * NUM_STREAMS
+    return ids, texts
+
+
+@pytest.mark.parametrize("service", ["worker", "scheduler", "tokenizer"])
+def test_killed_service_fails_no_stream(suite, undisturbed, service):
+    """With a service killed in mid-stream every stream ends whole, with the tokens and text of an undisturbed run."""
+    streams = Streams(suite).start()
+    pid = suite.kill(service)
+    assert streams.finish() == undisturbed
+    suite.wait_restarted(service, pid)
+    assert suite.wait_idle().load.num_used_blocks == 0
+
+
+def test_requests_that_come_while_the_worker_is_away_are_answered(suite, undisturbed):
+    """New requests sent right after the worker's death wait for the next worker and are answered."""
+    pid = suite.kill("worker")
+    answers = [
+        httpx.post(f"{suite.url}/v1/completions", json={"prompt": [7, 8, 9], "max_tokens": 5}, timeout=60)
+        for _ in range(3)
+    ]
+    assert [answer.status_code for answer in answers] == [200, 200, 200]
+    suite.wait_restarted("worker", pid)
+
+
+def test_killed_gateway_frees_its_requests(suite, undisturbed):
+    """When the gateway dies its streams break visibly, the scheduler drops its requests, and a new one serves."""
+    streams = Streams(suite).start()
+    pid = suite.kill("gateway")
+    for thread in streams.threads:
+        thread.join(60)
+    assert len(streams.errors) == NUM_STREAMS
+    assert suite.wait_idle().load.num_used_blocks == 0
+    suite.wait_restarted("gateway", pid)
+    assert Streams(suite).start().finish() == undisturbed
+
+
+def test_killed_edge_comes_back(suite, undisturbed, wait_until):
+    """When Envoy dies it is started again and serves."""
+    import os
+    import signal
+
+    pid = suite.status()["envoy"]["pid"]
+    os.kill(pid, signal.SIGKILL)
+    wait_until(lambda: httpx.get(f"{suite.url}/health").status_code == 200, 30)
+    assert suite.status()["envoy"]["pid"] != pid

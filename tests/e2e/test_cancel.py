@@ -1,0 +1,180 @@
+"""Clients that go away, and more work than fits: on a simulated model with slow steps, so that steps can be counted."""
+
+import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
+
+import grpc
+import httpx
+import openai
+import pytest
+
+from quire.inference.v1 import generate_pb2, inference_service_pb2_grpc
+
+pytestmark = pytest.mark.e2e
+
+STEP_MS = 100
+MAX_RUNNING, MAX_WAITING = 4, 4
+
+
+@pytest.fixture(scope="module")
+def suite(running_suite):
+    """A suite with steps of 100 ms, four running sequences and room for four waiting."""
+    scheduler = {"max_num_seqs": MAX_RUNNING, "max_waiting_sequences": MAX_WAITING}
+    with running_suite("--simulate", "--step-ms", str(STEP_MS), scheduler=scheduler) as running:
+        yield running
+
+
+def body(**values):
+    """A completion that would go on for minutes."""
+    return {"prompt": [5] * 40, "max_tokens": 4000, **values}
+
+
+@pytest.fixture
+def idle(suite):
+    """The suite with nothing to do; its blocks as they are then."""
+    return suite.wait_idle()
+
+
+def steps_until_idle(suite, go):
+    """Steps that end between the client's going and an idle scheduler."""
+    before = suite.load().num_steps
+    go()
+    return suite.wait_idle(10).num_steps - before
+
+
+def check_back(suite, idle, steps):
+    """Everything is free again, after at most the two steps in flight and the two that the abort may take."""
+    assert steps <= 4
+    assert suite.load().load.num_used_blocks == idle.load.num_used_blocks == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_closed_connection_ends_the_request(suite, idle, wait_until, stream, path):
+    """A closed HTTP connection ends the request within two steps beyond those in flight, streamed or not."""
+    order = body(stream=stream)
+    if "chat" in path:
+        order = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4000, "stream": stream}
+    data = json.dumps(order).encode()
+    client = socket.create_connection(("127.0.0.1", suite.port))
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    client.sendall(head.encode() + data)
+    wait_until(lambda: suite.load().load.num_running == 1)
+    check_back(suite, idle, steps_until_idle(suite, client.close))
+
+
+def test_native_cancel_ends_the_request(suite, idle):
+    """Cancelling a gRPC stream ends the request within two steps beyond those in flight."""
+    request = generate_pb2.GenerateRequest()
+    request.token_ids.ids.extend([5] * 40)
+    request.sampling.max_tokens = 4000
+    call = inference_service_pb2_grpc.InferenceStub(suite.channel).Generate(request)
+    for event in call:
+        if event.HasField("delta"):
+            break
+    check_back(suite, idle, steps_until_idle(suite, call.cancel))
+
+
+def test_waiting_request_can_be_cancelled(suite, idle, wait_until):
+    """A request that still waits in the queue ends when its client goes, and the ones that run are not touched."""
+    with ThreadPoolExecutor(MAX_RUNNING + 1) as pool:
+        clients = [httpx.Client(base_url=suite.url, timeout=60) for _ in range(MAX_RUNNING)]
+        running = [
+            pool.submit(client.post, "/v1/completions", json=body(max_tokens=30, ignore_eos=True))
+            for client in clients
+        ]
+        wait_until(lambda: suite.load().load.num_running == MAX_RUNNING)
+        data = json.dumps(body()).encode()
+        waiting = socket.create_connection(("127.0.0.1", suite.port))
+        head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+        waiting.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+        wait_until(lambda: suite.load().load.num_waiting == 1)
+        waiting.close()
+        wait_until(lambda: suite.load().load.num_waiting == 0)
+        assert suite.load().load.num_running == MAX_RUNNING
+        assert [answer.result().json()["usage"]["completion_tokens"] for answer in running] == [
+            30
+        ] * MAX_RUNNING
+        for client in clients:
+            client.close()
+
+
+def test_storm_of_cancels_leaves_nothing_behind(suite, idle):
+    """Forty clients that go at different moments leave neither requests nor blocks nor permits behind."""
+
+    def come_and_go(index):
+        try:
+            httpx.post(
+                f"{suite.url}/v1/completions",
+                json=body(stream=bool(index % 2)),
+                timeout=0.05 * (index % 8 + 1),
+            )
+        except httpx.TimeoutException:
+            return
+
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(come_and_go, range(40)))
+    after = suite.wait_idle(10)
+    assert after.load.num_used_blocks == 0
+    # All permits are there: as many as fit run and wait at once.
+    answers = flood(suite, MAX_RUNNING + MAX_WAITING)
+    assert [answer.status_code for answer in answers] == [200] * (MAX_RUNNING + MAX_WAITING)
+
+
+def flood(suite, count):
+    """Answers to `count` short completions sent at once."""
+    with ThreadPoolExecutor(count) as pool:
+        order = body(max_tokens=3)
+        return list(
+            pool.map(
+                lambda _: httpx.post(f"{suite.url}/v1/completions", json=order, timeout=60), range(count)
+            )
+        )
+
+
+def test_full_queue_is_429_with_retry_after(suite, idle):
+    """Requests beyond the queue's bound are 429 with Retry-After; those that fit are answered."""
+    answers = flood(suite, 24)
+    statuses = [answer.status_code for answer in answers]
+    assert set(statuses) == {200, 429}
+    assert statuses.count(200) >= MAX_RUNNING + MAX_WAITING
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert int(refused.headers["retry-after"]) >= 1
+    assert refused.json()["error"]["message"]
+
+
+def test_full_queue_is_the_clients_own_error(suite, idle, wait_until):
+    """The real client raises RateLimitError; a gRPC client gets RESOURCE_EXHAUSTED with a retry delay."""
+    from google.rpc import error_details_pb2
+    from grpc_status import rpc_status
+
+    count = MAX_RUNNING + MAX_WAITING
+    with ThreadPoolExecutor(count) as pool:
+        stop = [httpx.Client(base_url=suite.url, timeout=60) for _ in range(count)]
+        answers = [pool.submit(client.post, "/v1/completions", json=body(max_tokens=20)) for client in stop]
+        wait_until(lambda: suite.load().load.num_waiting == MAX_WAITING)
+        with suite.openai() as client, pytest.raises(openai.RateLimitError):
+            client.completions.create(model="smollm2-135m-instruct", prompt="x", max_tokens=3)
+        request = generate_pb2.GenerateRequest()
+        request.token_ids.ids.append(5)
+        with pytest.raises(grpc.RpcError) as exhausted:
+            list(inference_service_pb2_grpc.InferenceStub(suite.channel).Generate(request))
+        assert exhausted.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        details = rpc_status.from_call(exhausted.value).details
+        delay = error_details_pb2.RetryInfo()
+        assert any(detail.Unpack(delay) for detail in details)
+        assert [answer.result().status_code for answer in answers] == [200] * count
+        for client in stop:
+            client.close()
+
+
+def test_deadline_of_a_native_call_frees_the_request(suite, idle):
+    """A call whose deadline passes ends with DEADLINE_EXCEEDED and leaves nothing behind."""
+    request = generate_pb2.GenerateRequest()
+    request.token_ids.ids.extend([5] * 40)
+    request.sampling.max_tokens = 4000
+    with pytest.raises(grpc.RpcError) as late:
+        list(inference_service_pb2_grpc.InferenceStub(suite.channel).Generate(request, timeout=0.7))
+    assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+    assert suite.wait_idle(10).load.num_used_blocks == 0
