@@ -11,10 +11,12 @@ from collections.abc import Hashable
 from google.rpc import status_pb2
 
 from quire.sampling.v1 import sampling_pb2
-from quire.scheduler.v1 import load_pb2, serve_pb2
+from quire.scheduler.v1 import events_pb2, load_pb2, serve_pb2
 from quire.worker.v1 import step_pb2
 from quire_scheduler import errors as domain_errors
+from quire_scheduler.block_event_feed import BlockEventBatch
 from quire_scheduler.request import Request, SamplingParams
+from quire_scheduler.stats import Load
 from quire_scheduler.step import Deltas, LogprobColumns, NewSequence, StepPlan, StepResult
 from quire_servicekit import errors
 from quire_servicekit.error_details import status_of
@@ -57,7 +59,9 @@ def request_from_submit(submit: serve_pb2.Submit, owner: Hashable, now_s: float)
     )
 
 
-def sampling_from_message(message: sampling_pb2.SamplingParams, eos_token_ids: tuple[int, ...]) -> SamplingParams:
+def sampling_from_message(
+    message: sampling_pb2.SamplingParams, eos_token_ids: tuple[int, ...]
+) -> SamplingParams:
     """Sampling parameters; a field that is not set has the default that the contract names."""
     # HasField decides: zero is a value like any other.
     values = {name: getattr(message, name) for name in _SCALARS if message.HasField(name)}
@@ -218,6 +222,35 @@ def _logprobs_to_message(columns: LogprobColumns) -> sampling_pb2.LogprobColumns
         num_top=columns.num_top,
         top_token_ids=columns.top_token_ids,
         top_logprobs=columns.top_logprobs,
+    )
+
+
+def load_to_message(load: Load) -> load_pb2.Load:
+    """The load as the contract has it."""
+    return load_pb2.Load(
+        num_waiting=load.num_waiting,
+        num_running=load.num_running,
+        num_waiting_tokens=load.num_waiting_tokens,
+        num_total_blocks=load.num_total_blocks,
+        num_free_blocks=load.num_free_blocks,
+        num_used_blocks=load.num_used_blocks,
+        num_cached_blocks=load.num_cached_blocks,
+    )
+
+
+def block_events_to_message(batch: BlockEventBatch) -> events_pb2.SubscribeBlockEventsResponse:
+    """Changes of the prefix index as the contract has them."""
+    return events_pb2.SubscribeBlockEventsResponse(
+        epoch=batch.epoch,
+        sequence_number=batch.number,
+        is_snapshot=batch.is_snapshot,
+        stored=[
+            events_pb2.BlockStored(
+                hash=block.block_hash, parent_hash=block.parent_hash, num_tokens=block.num_tokens
+            )
+            for block in batch.stored
+        ],
+        removed_hashes=batch.removed,
     )
 
 

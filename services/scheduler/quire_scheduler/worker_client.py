@@ -40,17 +40,23 @@ class PoolSizes:
 class WorkerSession:
     """An open step stream. `read` and `write` may run beside each other, each by one task."""
 
-    def __init__(self, call: Any, model: model_pb2.ModelInfo, pool: lifecycle_pb2.PoolInfo, epoch: int) -> None:
+    def __init__(
+        self, call: Any, model: model_pb2.ModelInfo, pool: lifecycle_pb2.PoolInfo, epoch: int
+    ) -> None:
         self.model = model
         self.pool = pool
         self.epoch = epoch
         self._call = call
         self._encoder = PlanEncoder()
 
-    async def write(self, plan: StepPlan) -> None:
+    def encode(self, plan: StepPlan) -> step_pb2.ExecuteRequest:
+        """The plan as a message, valid until the next call: write it before."""
+        return self._encoder.encode(plan)
+
+    async def write(self, message: step_pb2.ExecuteRequest) -> None:
         """Send a step. Raises WorkerLost."""
         try:
-            await self._call.write(self._encoder.encode(plan))
+            await self._call.write(message)
         except (grpc.aio.AioRpcError, asyncio.InvalidStateError) as error:
             raise await self._lost(error) from error
 
@@ -96,14 +102,18 @@ async def open_session(
         epoch = max(described.epoch, last_epoch) + 1
         call = stub.Execute()
         async with asyncio.timeout(ANSWER_TIMEOUT_S):
-            await call.write(step_pb2.ExecuteRequest(open=step_pb2.Open(epoch=epoch, scheduler_id=scheduler_id)))
+            await call.write(
+                step_pb2.ExecuteRequest(open=step_pb2.Open(epoch=epoch, scheduler_id=scheduler_id))
+            )
             opened = await call.read()
         if opened is grpc.aio.EOF:
             raise WorkerLost(message=f"the worker refused the step stream: {await call.details()}")
     except grpc.aio.AioRpcError as error:
         raise WorkerLost(message=f"worker: {error.code().name}: {error.details()}") from error
     except TimeoutError as error:
-        raise WorkerLost(message=f"the worker did not open the step stream within {ANSWER_TIMEOUT_S:g} s") from error
+        raise WorkerLost(
+            message=f"the worker did not open the step stream within {ANSWER_TIMEOUT_S:g} s"
+        ) from error
     return WorkerSession(call, model, pool, epoch)
 
 

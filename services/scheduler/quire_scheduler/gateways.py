@@ -1,0 +1,93 @@
+"""One gateway's Serve stream: its submits and aborts go to the engine, the engine's news come back as frames.
+
+The stream is the owner of its requests: when it ends, they are aborted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import grpc
+
+from quire.scheduler.v1 import serve_pb2
+from quire_scheduler.codec import FrameEncoder, load_to_message, request_from_submit
+from quire_scheduler.errors import SchedulerError
+from quire_scheduler.outbox import Outbox
+from quire_scheduler.step import Deltas
+from quire_scheduler.timing import PhaseTimes
+from quire_servicekit.errors import FailedPrecondition, QueueFull
+
+if TYPE_CHECKING:
+    from quire_scheduler.engine import Engine
+
+
+class GatewayStream:
+    """A Serve stream after its `hello`."""
+
+    def __init__(self, engine: Engine, context: Any, gateway_id: str, max_unread_tokens: int) -> None:
+        self.gateway_id = gateway_id
+        self._engine = engine
+        self._context = context
+        self._outbox = Outbox(max_unread_tokens)
+        self._encoder = FrameEncoder()
+        self._wake: asyncio.Future[None] | None = None
+        self._overrun = False
+
+    def deliver(self, step_id: int, sampled_at_unix_us: int, deltas: Deltas) -> None:
+        """Take news of a step; never waits. The writer sends what is there whenever the gateway reads."""
+        if not self._outbox.put(step_id, sampled_at_unix_us, deltas):
+            self._overrun = True
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
+
+    async def run(self) -> None:
+        """Serve until the gateway ends the stream; raises what is wrong with it."""
+        tasks = {asyncio.create_task(self._read()), asyncio.create_task(self._write())}
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            self._engine.abort_owner(self)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _read(self) -> None:
+        read, engine = self._context.read, self._engine
+        while (message := await read()) is not grpc.aio.EOF:
+            kind = message.WhichOneof("message")
+            if kind == "submit":
+                self._submit(message.submit)
+            elif kind == "abort":
+                engine.abort(self, message.abort.handle)
+            else:
+                raise FailedPrecondition(f"`submit` or `abort` after `hello`, got {kind}")
+
+    def _submit(self, submit: serve_pb2.Submit) -> None:
+        try:
+            self._engine.submit(request_from_submit(submit, self, self._engine.now_s()))
+        except SchedulerError as error:
+            self.deliver(self._engine.last_step_id, 0, Deltas(rejections=[(submit.handle, error)]))
+
+    async def _write(self) -> None:
+        outbox, encoder, write = self._outbox, self._encoder, self._context.write
+        loop, engine, times, clock = (
+            asyncio.get_running_loop(),
+            self._engine,
+            self._engine.times,
+            PhaseTimes.now,
+        )
+        while True:
+            if not outbox:
+                self._wake = loop.create_future()
+                await self._wake
+                continue
+            if self._overrun:
+                raise QueueFull(message="the gateway leaves too many tokens unread, its stream is ended")
+            started_ns = clock()
+            message = encoder.encode(*outbox.take(), load_to_message(engine.load()))
+            times.frame_encode_ns += clock() - started_ns
+            times.num_frames += 1
+            await write(message)
