@@ -117,7 +117,7 @@ async def describe(server: Server) -> dict[str, Any]:
 
 
 async def start(args: argparse.Namespace, stack: AsyncExitStack) -> dict[str, tuple[Server, float]]:
-    """Start Quire and, if it is there, the peer, until the stack closes: name -> server and its start to first token."""
+    """Start Quire and, if it is there, the peer, until the stack closes: name -> server and seconds to first token."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quire-bench-")))
     quire = [str(Path(sys.executable).parent / "quire"), "up", "--port", str(args.port), *args.up_args]
     commands = {"quire": (quire, args.port)}
