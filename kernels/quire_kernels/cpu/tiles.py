@@ -27,26 +27,13 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+from quire_kernels.cpu.layout import QUANT_BLOCK, tile_bytes
 from quire_kernels.cpu.target import TARGET
-
-KINDS = ("f32", "f16", "bf16", "q8_0", "q4_1")
-QUANT_BLOCK = 32
 
 _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (8, 16, 32, 64))
 _FLOAT = ir.FloatType()
 
 Values = list[Any]
-
-
-def tile_bytes(kind: str, k: int, columns: int) -> int:
-    """Bytes of one packed weight tile of `columns` columns and inner dimension `k`."""
-    if kind == "f32":
-        return 4 * k * columns
-    if kind in ("f16", "bf16"):
-        return 2 * k * columns
-    blocks = k // QUANT_BLOCK
-    per_block = {"q8_0": 2 + QUANT_BLOCK, "q4_1": 4 + QUANT_BLOCK // 2}[kind]
-    return blocks * per_block * columns
 
 
 @dataclass(frozen=True)

@@ -16,10 +16,10 @@ from quire_kernels.cpu.intrinsics import (
     uint8_at,
     uint16_at,
 )
+from quire_kernels.cpu.layout import KINDS
 from quire_kernels.cpu.memory import address, record
 from quire_kernels.cpu.target import TARGET
 from quire_kernels.cpu.team import task
-from quire_kernels.cpu.tiles import KINDS
 from quire_kernels.linear.packing import PackedLinear
 
 _COLUMNS = TARGET.tile_columns

@@ -11,11 +11,12 @@ from numba import njit
 from numpy.typing import NDArray
 
 from quire_kernels.cpu.intrinsics import atomic_add, float32_at, int64_at
+from quire_kernels.cpu.layout import KINDS
 from quire_kernels.cpu.math import silu
 from quire_kernels.cpu.memory import address, record, zeros
 from quire_kernels.cpu.target import TARGET
 from quire_kernels.cpu.team import task
-from quire_kernels.cpu.tiles import KINDS, make_panel, make_tile
+from quire_kernels.cpu.tiles import make_panel, make_tile
 from quire_kernels.linear.packing import PackedLinear
 
 STORE, ADD, GATED_SILU = 0, 1, 2

@@ -1,8 +1,4 @@
-"""Weights in the layout that the linear kernels read. Knows array formats, not files or models.
-
-Rows are a matrix's outputs. Kinds (see quire_kernels.cpu.tiles): f32, f16, bf16 as [n, k] arrays; q8_0 and q4_1 as
-GGUF's raw bytes, [n, k / 32 * block_bytes] uint8. Nothing is rounded: a kind is only another way to store the value.
-"""
+"""Weights in the layout that the linear kernels read: tiles of columns (see quire_kernels.cpu.tiles)."""
 
 from __future__ import annotations
 
@@ -13,60 +9,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from quire_kernels.cpu.layout import tile_bytes
 from quire_kernels.cpu.memory import zeros
 from quire_kernels.cpu.target import TARGET
-from quire_kernels.cpu.tiles import KINDS, QUANT_BLOCK, tile_bytes
-
-_BLOCK_BYTES = {"q8_0": 34, "q4_1": 20}
-_PLAIN_DTYPES = {"f32": np.dtype(np.float32), "f16": np.dtype(np.uint16), "bf16": np.dtype(np.uint16)}
-
-
-@dataclass(frozen=True, slots=True)
-class WeightRows:
-    """Rows of a matrix as a file has them. data: see the module; f16 and bf16 as their bits in uint16."""
-
-    kind: str
-    num_inputs: int
-    data: NDArray[Any]
-
-    def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise ValueError(f"weight kind must be one of {KINDS}, got {self.kind!r}")
-        if self.kind in _BLOCK_BYTES:
-            if self.num_inputs % QUANT_BLOCK:
-                raise ValueError(f"{self.kind} needs a multiple of {QUANT_BLOCK} inputs, got {self.num_inputs}")
-            expected = (np.dtype(np.uint8), self.num_inputs // QUANT_BLOCK * _BLOCK_BYTES[self.kind])
-        else:
-            expected = (_PLAIN_DTYPES[self.kind], self.num_inputs)
-        if (self.data.dtype, self.data.shape[1]) != expected:
-            raise ValueError(
-                f"{self.kind} rows of {self.num_inputs} inputs are {expected[0]} [n, {expected[1]}], "
-                f"got {self.data.dtype} {list(self.data.shape)}"
-            )
-
-    @property
-    def num_outputs(self) -> int:
-        """Rows."""
-        return int(self.data.shape[0])
-
-    def to_float32(self) -> NDArray[np.float32]:
-        """The matrix [n, k] in float32; the reference of what the kernels compute with."""
-        n, k = self.num_outputs, self.num_inputs
-        if self.kind == "f32":
-            return self.data
-        if self.kind == "f16":
-            return self.data.view(np.float16).astype(np.float32)
-        if self.kind == "bf16":
-            return (self.data.astype(np.uint32) << 16).view(np.float32)
-        blocks = self.data.reshape(n, k // QUANT_BLOCK, -1)
-        scale = np.ascontiguousarray(blocks[:, :, :2]).view(np.float16).astype(np.float32)
-        if self.kind == "q8_0":
-            return (blocks[:, :, 2:].view(np.int8).astype(np.float32) * scale).reshape(n, k)
-        minimum = np.ascontiguousarray(blocks[:, :, 2:4]).view(np.float16).astype(np.float32)
-        quants = blocks[:, :, 4:]
-        numbers = np.concatenate([quants & 15, quants >> 4], axis=2).astype(np.float32)
-        return (numbers * scale + minimum).reshape(n, k)
-
+from quire_kernels.linear.rows import BLOCK_BYTES, PLAIN_DTYPES, WeightRows
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
@@ -137,9 +83,9 @@ def _pack(parts: list[WeightRows], order: NDArray[np.int64], num_outputs: int, *
 def _tile(kind: str, rows: NDArray[Any]) -> NDArray[np.uint8]:
     """rows: [tiles, columns, row data] -> bytes [tiles, tile bytes] in the layout of the kind."""
     num_tiles, columns, _ = rows.shape
-    if kind in _PLAIN_DTYPES:
+    if kind in PLAIN_DTYPES:
         return np.ascontiguousarray(rows.transpose(0, 2, 1)).view(np.uint8).reshape(num_tiles, -1)
-    blocks = rows.reshape(num_tiles, columns, -1, _BLOCK_BYTES[kind]).transpose(0, 2, 1, 3)
+    blocks = rows.reshape(num_tiles, columns, -1, BLOCK_BYTES[kind]).transpose(0, 2, 1, 3)
     quants = blocks[..., 2:] if kind == "q8_0" else _pair_nibbles(blocks[..., 4:])
     heads = [blocks[..., :2]] if kind == "q8_0" else [blocks[..., :2], blocks[..., 2:4]]
     flat = [np.ascontiguousarray(head).reshape(num_tiles, blocks.shape[1], -1) for head in heads]

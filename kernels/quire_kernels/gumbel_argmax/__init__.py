@@ -1,0 +1,1 @@
+"""Sampling by the Gumbel-max trick with counter-based random numbers."""

@@ -1,0 +1,1 @@
+"""From logits to tokens: masks, penalties, filters, counter-based draws, log-probabilities."""
