@@ -137,6 +137,5 @@ def _print_table(status: dict[str, Any]) -> None:
     scheduler = status["services"]["scheduler"]
     if "blocks" in scheduler:
         blocks = ", ".join(f"{value} {key}" for key, value in scheduler["blocks"].items())
-        console.print(
-            f"requests: {scheduler['waiting']} waiting, {scheduler['running']} running; blocks: {blocks}"
-        )
+        line = f"requests: {scheduler['waiting']} waiting, {scheduler['running']} running; blocks: {blocks}"
+        console.print(line, soft_wrap=True)
