@@ -10,12 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import HealthCheck, settings
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from quire_tokenizer.gguf_vocab import tokenizer_from_metadata
 from quire_tokenizer.loading import LoadedTokenizer, load_tokenizer, ready
 from quire_tokenizer.source import TokenizerSource
 from quire_tokenizer.vocabulary import SpecialTokens
+
+# How long an example takes says something about the machine's other work, not about the code.
+settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("untimed")
 
 STRING, ARRAY = 8, 9
 SCALARS = {bool: (7, "?"), int: (4, "I"), float: (6, "f")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import json
 import signal
 import sys
@@ -18,10 +19,12 @@ from quire_servicekit.error_details import error_of
 from quire_servicekit.errors import InvalidRequest, Unsupported
 from quire_servicekit.health import check
 from quire_servicekit.server import ServiceServer, add
+from quire_tokenizer.conversation import ChatLimits
+from quire_tokenizer.encode import TextLimits
 from quire_tokenizer.metrics import TokenizerMetrics
 from quire_tokenizer.servicer import SERVICE_NAME, TokenizerServicer
 from quire_tokenizer.settings import TokenizerSettings
-from quire_tokenizer.text_pool import TextPool
+from quire_tokenizer.text_pool import PoolLimits, TextPool
 
 Batch = detokenize_pb2.DetokenizeStreamRequest
 Open = detokenize_pb2.OpenStream
@@ -113,6 +116,23 @@ async def test_chat_options_reach_the_template(stub):
     messages.append({"role": "assistant", "content": "I am "})
     continued = await stub.RenderChat(chat_request(messages, continue_final_message=True))
     assert continued.text.endswith("<|im_start|>assistant\nI am ")
+
+
+async def test_chat_prompt_gets_no_second_bos(sentencepiece, registry):
+    """What the template wrote is encoded as it is: a BOS of the tokenizer's own would be one too many."""
+    servicer = TokenizerServicer(
+        dataclasses.replace(
+            sentencepiece, chat_templates={"default": "{{ bos_token }}{{ messages[0].content }}"}
+        ),
+        TextPool(PoolLimits()),
+        TokenizerMetrics(registry),
+        text_limits=TextLimits(),
+        chat_limits=ChatLimits(max_chars=1000),
+        max_streams=1,
+    )
+    response = await servicer.RenderChat(chat_request([{"role": "user", "content": "ab"}]), None)
+    assert response.text == "<s>ab"
+    assert list(response.token_ids).count(1) == 1
 
 
 async def test_decode_is_the_reference_text(stub, golden):
