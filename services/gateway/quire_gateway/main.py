@@ -1,0 +1,144 @@
+"""The quire-gateway command: wiring only."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+from quire.admin.v1.admin_service_pb2_grpc import add_AdminServicer_to_server
+from quire.inference.v1.inference_service_pb2_grpc import add_InferenceServicer_to_server
+from quire.scheduler.v1 import serve_pb2
+from quire_gateway.admission import Admission
+from quire_gateway.detokenizer import Detokenizer
+from quire_gateway.generation import Generator
+from quire_gateway.metrics import GatewayMetrics
+from quire_gateway.models import ServedModel
+from quire_gateway.openai.endpoints import OpenAIEndpoints
+from quire_gateway.pacing import Pacer
+from quire_gateway.readiness import Readiness
+from quire_gateway.scheduler_connection import SchedulerConnection
+from quire_gateway.scheduler_pool import SchedulerPool
+from quire_gateway.servicers import admin, inference, openai
+from quire_gateway.settings import GatewaySettings
+from quire_gateway.tokenizer_client import TokenizerClient
+from quire_servicekit.channel import connect
+from quire_servicekit.metrics import Metrics
+from quire_servicekit.server import ServiceServer, add
+from quire_servicekit.service import run_service
+
+
+class Gateway:
+    """All parts of one gateway process, wired. Make it inside a running event loop; then start, and close."""
+
+    def __init__(self, settings: GatewaySettings, metrics: Metrics) -> None:
+        self.settings = settings
+        self.metrics = GatewayMetrics(metrics.registry)
+        self.admission = Admission(
+            max_in_flight=settings.max_in_flight, max_in_flight_per_tenant=settings.max_in_flight_per_tenant
+        )
+        self.server = ServiceServer(
+            settings, names=[openai.SERVICE_NAME, inference.SERVICE_NAME, admin.SERVICE_NAME]
+        )
+        self._channels = {
+            address: connect(
+                address, max_message_bytes=settings.max_message_bytes, otlp_endpoint=settings.otlp_endpoint
+            )
+            for address in dict.fromkeys((*settings.tokenizers, *settings.schedulers))
+        }
+        self.tokenizer = TokenizerClient(
+            [(address, self._channels[address]) for address in settings.tokenizers],
+            wait_timeout_s=settings.resume_timeout_s,
+            call_timeout_s=settings.tokenize_timeout_s,
+            on_change=self._on_change,
+        )
+        self.detokenizer = Detokenizer(self.tokenizer, resume_timeout_s=settings.resume_timeout_s)
+        self.pool = SchedulerPool(
+            self.detokenizer,
+            resume_timeout_s=settings.resume_timeout_s,
+            refusal_of=self._refusal_of,
+            on_change=self._on_change,
+            on_resume=self.metrics.resumed_requests.inc,
+        )
+        pacer = Pacer(duty=settings.coalesce_duty, max_wait_s=settings.coalesce_max_wait_ms / 1000)
+        self.generator = Generator(self.tokenizer, self.pool, self.admission, pacer, self.metrics)
+        self.readiness = Readiness(
+            lambda: self.pool.is_ready and self.tokenizer.is_ready,
+            lambda: self.admission.is_draining,
+            self._publish,
+            unready_after_s=settings.unready_after_s,
+        )
+        self._add_servicers()
+
+    async def start(self) -> None:
+        """Listen, and connect in the background."""
+        self.metrics.waiting_for_engine.set_function(lambda: self.pool.num_parked)
+        self.metrics.connected_schedulers.set_function(lambda: float(self.pool.is_ready))
+        await self.server.start()
+        self.readiness.start()
+        self.tokenizer.start()
+        self.detokenizer.start()
+        for address in self.settings.schedulers:
+            self.pool.add(SchedulerConnection(address, self._channels[address], self._hello, self.pool))
+
+    async def close(self) -> None:
+        """End everything that `start` began."""
+        await self.readiness.close()
+        await self.server.grpc.stop(0)
+        await self.pool.close()
+        await self.detokenizer.close()
+        await self.tokenizer.close()
+        for channel in self._channels.values():
+            await channel.close()
+
+    def _add_servicers(self) -> None:
+        settings, endpoints = (
+            self.settings,
+            OpenAIEndpoints(self.generator, accept_grace_s=self.settings.accept_grace_s),
+        )
+        openai.OpenAIServicer(endpoints).add_to(self.server.grpc)
+        typed = inference.InferenceServicer(self.generator, self.pool, accept_grace_s=settings.accept_grace_s)
+        add(self.server, add_InferenceServicer_to_server, typed)
+        operations = admin.AdminServicer(
+            self.admission, self.readiness, drain_timeout_s=settings.drain_timeout_s
+        )
+        add(self.server, add_AdminServicer_to_server, operations)
+
+    def _hello(self) -> serve_pb2.Hello:
+        info = self.tokenizer.info
+        return serve_pb2.Hello(
+            gateway_id=self.settings.gateway_id,
+            tokenizer_fingerprint=info.fingerprint if info is not None else "",
+        )
+
+    def _refusal_of(self, model: ServedModel) -> str | None:
+        """An engine whose model has fewer token ids than the tokenizer would be asked for rows it does not have."""
+        info = self.tokenizer.info
+        if info is None or info.vocab_size <= model.vocab_size:
+            return None
+        return f"model {model.id} has {model.vocab_size} token ids, the tokenizer {info.vocab_size}"
+
+    def _on_change(self) -> None:
+        self.readiness.update()
+
+    async def _publish(self, is_ready: bool) -> None:
+        await (self.server.ready() if is_ready else self.server.health.set_ready(False))
+
+
+async def serve(settings: GatewaySettings) -> None:
+    """Run a gateway until the process is told to stop."""
+    metrics = Metrics(settings.service)
+    async with AsyncExitStack() as stack:
+        stack.callback(metrics.close)
+        gateway = Gateway(settings, metrics)
+        stack.push_async_callback(gateway.close)
+        metrics.serve(settings.metrics_listen)
+        await gateway.start()
+        await gateway.server.run_until_stopped()
+
+
+def main() -> None:
+    """Console script."""
+    run_service(GatewaySettings, serve)
+
+
+if __name__ == "__main__":
+    main()

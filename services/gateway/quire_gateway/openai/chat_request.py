@@ -1,0 +1,108 @@
+"""The body of POST /v1/chat/completions, and what it asks for in domain words."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from quire_gateway.openai.options import CommonRequest, common_options
+from quire_gateway.openai.parameters import StrictModel
+from quire_gateway.requests import ChatPrompt, GenerationRequest
+from quire_gateway.sequences import WakeOn
+from quire_servicekit.errors import InvalidRequest, Unsupported
+
+
+class ContentPart(StrictModel):
+    """One part of a message's content; only text is served."""
+
+    type: str
+    text: str | None = None
+    image_url: Any = None
+    input_audio: Any = None
+    video_url: Any = None
+    audio_url: Any = None
+    file: Any = None
+    refusal: Any = None
+
+
+class Message(StrictModel):
+    """One message of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[ContentPart] | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+
+    def render(self, index: int) -> dict[str, Any]:
+        """The message as templates expect it. Raises naming the part that is not text."""
+        if self.content is None and not self.tool_calls:
+            raise InvalidRequest(f"messages[{index}].content", message=f"messages[{index}] needs content")
+        # Templates know system; developer is the newer name of the same role.
+        message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
+        message["content"] = self._text(index)
+        for name in ("name", "tool_calls", "tool_call_id"):
+            if (value := getattr(self, name)) is not None:
+                message[name] = value
+        return message
+
+    def _text(self, index: int) -> str:
+        if self.content is None or isinstance(self.content, str):
+            return self.content or ""
+        texts = []
+        for number, part in enumerate(self.content):
+            where = f"messages[{index}].content[{number}]"
+            if part.type != "text":
+                raise Unsupported(
+                    f"{where}.type", message=f"{where}: content of type {part.type} is not supported"
+                )
+            if part.text is None:
+                raise InvalidRequest(f"{where}.text", message=f"Missing required parameter: {where}.text")
+            texts.append(part.text)
+        return "\n".join(texts)
+
+
+class ChatRequest(CommonRequest):
+    """Chat completions."""
+
+    messages: list[Message] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool = False
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="after")
+    def _check(self) -> ChatRequest:
+        if self.top_logprobs is not None and not self.logprobs:
+            raise InvalidRequest("top_logprobs", message="top_logprobs is only allowed when logprobs is true")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise InvalidRequest(
+                "continue_final_message", message="continue_final_message excludes add_generation_prompt"
+            )
+        return self
+
+    @property
+    def names(self) -> dict[str, str]:
+        """What this dialect calls the domain's fields."""
+        limit = "max_completion_tokens" if self.max_completion_tokens is not None else "max_tokens"
+        return {"prompt": "messages", "num_logprobs": "top_logprobs", "max_tokens": limit}
+
+    def to_generation(self) -> GenerationRequest:
+        """The request in domain words."""
+        limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
+        num_logprobs = (self.top_logprobs or 0) if self.logprobs else None
+        return GenerationRequest(
+            prompt=ChatPrompt(
+                tuple(message.render(index) for index, message in enumerate(self.messages)),
+                add_generation_prompt=False if self.continue_final_message else self.add_generation_prompt,
+                continue_final_message=self.continue_final_message,
+                template_kwargs=self.chat_template_kwargs,
+            ),
+            sampling=self.sampling(num_logprobs=num_logprobs, max_tokens=limit),
+            wake_on=WakeOn.TEXT if self.stream else WakeOn.END,
+            **common_options(self),
+        )

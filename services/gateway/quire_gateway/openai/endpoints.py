@@ -1,0 +1,168 @@
+"""The endpoints: bytes of a request in, an async iterator of a head and the bytes of its answer out.
+
+One job: the order of things. Nothing here knows gRPC, so any HTTP server could serve these functions. An error before
+the head is an answer of its own with the right status; after the head it is an event in the stream.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+
+import orjson
+
+from quire_gateway.generation import Generation, Generator
+from quire_gateway.models import ServedModel
+from quire_gateway.openai.answers import EVENT_STREAM, JSON, Head, error_body, error_event, error_head
+from quire_gateway.openai.chat_request import ChatRequest
+from quire_gateway.openai.completion_request import CompletionRequest
+from quire_gateway.openai.dialect import CHAT, COMPLETION, Answer
+from quire_gateway.openai.parameters import parse
+from quire_gateway.requests import CallInfo, TextPrompt, TokenPrompt
+from quire_gateway.sequences import Update
+from quire_servicekit.errors import QuireError, UnknownModel
+from quire_servicekit.logging import get_logger
+
+log = get_logger("openai")
+
+#: What an endpoint yields: one Head, then the pieces of the body.
+Pieces = AsyncIterator[Head | bytes]
+
+
+class OpenAIEndpoints:
+    """Serves the dialect on a Generator."""
+
+    def __init__(
+        self, generator: Generator, *, accept_grace_s: float = 0.2, clock: Callable[[], float] = time.time
+    ) -> None:
+        """accept_grace_s: how long a stream's head waits for the engine to take or refuse the request.
+
+        The status cannot change once the head is out. An idle engine answers within a step and a full queue at once;
+        a request that only waits its turn gets its head after this time.
+        """
+        self._generator, self._accept_grace_s, self._clock = generator, accept_grace_s, clock
+
+    async def chat_completions(self, body: bytes, call: CallInfo) -> Pieces:
+        """POST /v1/chat/completions."""
+        has_head = False
+        try:
+            request = parse(body, ChatRequest)
+            async with self._generator.run(
+                [request.to_generation()], call, route="chat", names=request.names
+            ) as generation:
+                answer = Answer(
+                    CHAT, generation, request, int(self._clock()), self._vocabulary(), request.logprobs
+                )
+                async for piece in self._answer(answer, generation):
+                    has_head = True
+                    yield piece
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer in its dialect
+            for piece in _error_pieces(error, has_head):
+                yield piece
+
+    async def completions(self, body: bytes, call: CallInfo) -> Pieces:
+        """POST /v1/completions."""
+        has_head = False
+        try:
+            request = parse(body, CompletionRequest)
+            async with self._generator.run(
+                request.to_generations(), call, route="completions", names=request.names
+            ) as generation:
+                has_logprobs = request.logprobs is not None
+                answer = Answer(
+                    COMPLETION, generation, request, int(self._clock()), self._vocabulary(), has_logprobs
+                )
+                if request.echo:
+                    answer.echoes = await self._echoes(request)
+                async for piece in self._answer(answer, generation):
+                    has_head = True
+                    yield piece
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer in its dialect
+            for piece in _error_pieces(error, has_head):
+                yield piece
+
+    def list_models(self) -> tuple[Head, bytes]:
+        """GET /v1/models."""
+        data = [_model_object(model) for model in self._generator.engines.models()]
+        return Head(), orjson.dumps({"object": "list", "data": data})
+
+    def get_model(self, name: str) -> tuple[Head, bytes]:
+        """GET /v1/models/{model}."""
+        for model in self._generator.engines.models():
+            if model.id == name:
+                return Head(), orjson.dumps(_model_object(model))
+        error = UnknownModel(name)
+        return error_head(error), error_body(error)
+
+    # ---- Answers -----------------------------------------------------------------------------------------------
+
+    def _answer(self, answer: Answer, generation: Generation) -> Pieces:
+        return self._stream(answer, generation) if answer.request.stream else self._whole(answer, generation)
+
+    async def _stream(self, answer: Answer, generation: Generation) -> Pieces:
+        """Events, written as output comes: everything that is there goes into one piece."""
+        await generation.wait_accepted(self._accept_grace_s)
+        yield Head(200, EVENT_STREAM)
+        opening = answer.opening()
+        if opening:
+            yield opening
+        num_running = len(generation.sequences)
+        while num_running:
+            parts = []
+            for sequence in await generation.news():
+                update = sequence.take()
+                parts.append(answer.delta(sequence.choice_index, update))
+                if sequence.finish is not None:
+                    parts.append(answer.finish(sequence, update))
+                    num_running -= 1
+            if not num_running:
+                parts.append(answer.closing())
+            piece = b"".join(parts)
+            if piece:
+                yield piece
+
+    async def _whole(self, answer: Answer, generation: Generation) -> Pieces:
+        outputs = [Update("", [], [], 0)] * len(generation.sequences)
+        num_running = len(outputs)
+        while num_running:
+            for sequence in await generation.news():
+                outputs[sequence.choice_index] = sequence.take()
+                num_running -= 1
+        body = answer.whole(outputs)
+        yield Head(200, JSON)
+        yield body
+
+    async def _echoes(self, request: CompletionRequest) -> list[str]:
+        """Per choice the text of its prompt."""
+        echoes: list[str] = []
+        for prompt in request.prompts():
+            echoes += [await self._text_of(prompt)] * request.n
+        return echoes
+
+    async def _text_of(self, prompt: TextPrompt | TokenPrompt) -> str:
+        if isinstance(prompt, TextPrompt):
+            return prompt.text
+        return await self._generator.tokenizer.decode(prompt.token_ids)
+
+    def _vocabulary(self) -> Sequence[bytes]:
+        info = self._generator.tokenizer.info
+        return info.vocabulary if info is not None else ()
+
+
+def _error_pieces(error: Exception, has_head: bool) -> list[Head | bytes]:
+    """The rest of an answer that failed."""
+    if not isinstance(error, QuireError):
+        log.exception("request failed", reason=type(error).__name__)
+    return [error_event(error)] if has_head else [error_head(error), error_body(error)]
+
+
+def _model_object(model: ServedModel) -> dict[str, object]:
+    return {
+        "id": model.id,
+        "object": "model",
+        "created": model.created_unix_s,
+        "owned_by": "quire",
+        "root": model.id,
+        "parent": None,
+        "max_model_len": model.max_model_len,
+    }

@@ -1,0 +1,117 @@
+"""Parameters that chat completions and completions share.
+
+One job: their types, and how they become domain data. Ranges are checked once, by the domain (sampling.py,
+requests.py), with the names this dialect uses.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from quire_gateway.openai.parameters import StrictModel
+from quire_gateway.sampling import MAX_SEED, Sampling
+from quire_servicekit.errors import InvalidRequest
+
+Number = int | float
+
+
+class StreamOptions(StrictModel):
+    """What a stream tells beside its text."""
+
+    include_usage: bool = False
+    #: Accepted and ignored: it pads chunks against traffic analysis, which is the edge's business here.
+    include_obfuscation: bool = False
+    continuous_usage_stats: bool = False
+    #: Our extension: each chunk carries the worker's clock of its newest token.
+    include_timing: bool = False
+
+
+class CommonRequest(StrictModel):
+    """Fields of both endpoints."""
+
+    model: str = ""
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+    n: int = 1
+    stop: str | list[str] = Field(default_factory=list)
+    max_tokens: int | None = None
+    temperature: Number | None = None
+    top_p: Number | None = None
+    presence_penalty: Number | None = None
+    frequency_penalty: Number | None = None
+    seed: int | None = None
+    logit_bias: dict[str, Number] = Field(default_factory=dict)
+    # Extras that other servers of the dialect have too.
+    top_k: int | None = None
+    min_p: Number | None = None
+    repetition_penalty: Number | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] = Field(default_factory=list)
+    allowed_token_ids: list[int] = Field(default_factory=list)
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    return_token_ids: bool = False
+    cache_salt: str = ""
+    priority: int = 0
+    request_id: str = ""
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> CommonRequest:
+        if self.stream_options is not None and not self.stream:
+            raise InvalidRequest(
+                "stream_options", message="stream_options is only allowed when stream is true"
+            )
+        return self
+
+    @property
+    def options(self) -> StreamOptions:
+        """The stream options, set or not."""
+        return self.stream_options or StreamOptions()
+
+    def stops(self) -> tuple[str, ...]:
+        """The stop texts as a tuple."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
+
+    def sampling(self, *, num_logprobs: int | None, max_tokens: int | None) -> Sampling:
+        """The sampling parameters, unset ones as None."""
+        return Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            # -1 is "off" to some clients, as 0 is.
+            top_k=0 if self.top_k == -1 else self.top_k,
+            min_p=self.min_p,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            repetition_penalty=self.repetition_penalty,
+            # OpenAI's seed is a signed 64-bit number; ours is the same bits unsigned.
+            seed=self.seed & MAX_SEED if self.seed is not None and -(2**63) <= self.seed < 0 else self.seed,
+            logit_bias={_token_id(key): value for key, value in self.logit_bias.items()},
+            num_logprobs=num_logprobs,
+            min_tokens=self.min_tokens,
+            max_tokens=max_tokens,
+            ignore_eos=self.ignore_eos,
+            stop_token_ids=tuple(self.stop_token_ids),
+            allowed_token_ids=tuple(self.allowed_token_ids),
+        )
+
+
+def _token_id(key: str) -> int:
+    if not (key.isascii() and key.isdigit()):
+        raise InvalidRequest("logit_bias", "keyed by token ids", key)
+    return int(key)
+
+
+def common_options(request: CommonRequest) -> dict[str, Any]:
+    """The fields of a GenerationRequest that both endpoints fill alike."""
+    return {
+        "model": request.model,
+        "stop": request.stops(),
+        "include_stop_text": request.include_stop_str_in_output,
+        "n": request.n,
+        "skip_special_tokens": request.skip_special_tokens,
+        "priority": request.priority,
+        "cache_salt": request.cache_salt,
+    }

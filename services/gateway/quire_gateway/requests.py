@@ -1,0 +1,101 @@
+"""What a client asked for, free of any dialect.
+
+One job: the data that the OpenAI and the typed API both translate into. Knows neither JSON nor protobuf.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from quire_gateway.sampling import Sampling
+from quire_gateway.sequences import WakeOn
+from quire_servicekit.errors import InvalidRequest
+
+MAX_STOPS = 16
+MAX_STOP_CHARS = 256
+MAX_SEQUENCES = 128
+MAX_CACHE_SALT_CHARS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class TextPrompt:
+    """Plain text."""
+
+    text: str
+    add_special_tokens: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class TokenPrompt:
+    """Token ids, taken as they are."""
+
+    token_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation; messages and tools are JSON objects in the OpenAI form, keys in the order they were written."""
+
+    messages: tuple[Mapping[str, Any], ...]
+    tools: tuple[Mapping[str, Any], ...] = ()
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+
+
+Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CallInfo:
+    """What the call's metadata says."""
+
+    #: The client's correlation id; empty if it gave none.
+    client_request_id: str = ""
+    tenant: str = ""
+    traceparent: str = ""
+    #: Seconds that the client still waits; None: for ever.
+    timeout_s: float | None = None
+    #: The edge turned an HTTP request into this call.
+    is_transcoded: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationRequest:
+    """One prompt to continue, n times."""
+
+    prompt: Prompt
+    model: str = ""
+    sampling: Sampling = field(default_factory=Sampling)
+    stop: tuple[str, ...] = ()
+    include_stop_text: bool = False
+    n: int = 1
+    skip_special_tokens: bool = True
+    priority: int = 0
+    cache_salt: str = ""
+    detokenize: bool = True
+    wake_on: WakeOn = WakeOn.TEXT
+
+
+def validate_request(request: GenerationRequest) -> None:
+    """Raise InvalidRequest for the first field, other than sampling, that is out of its limit."""
+    if not 1 <= request.n <= MAX_SEQUENCES:
+        raise InvalidRequest("n", f"from 1 to {MAX_SEQUENCES}", request.n)
+    if len(request.stop) > MAX_STOPS:
+        raise InvalidRequest("stop", f"at most {MAX_STOPS} texts", len(request.stop))
+    for stop in request.stop:
+        if not 1 <= len(stop) <= MAX_STOP_CHARS:
+            raise InvalidRequest("stop", f"texts of 1 to {MAX_STOP_CHARS} characters", len(stop))
+    if request.stop and not request.detokenize:
+        # Without text nobody could find a stop text: ignoring it would be worse than refusing.
+        raise InvalidRequest("stop", message="stop cannot be combined with detokenize: false")
+    if len(request.cache_salt) > MAX_CACHE_SALT_CHARS:
+        raise InvalidRequest(
+            "cache_salt", f"at most {MAX_CACHE_SALT_CHARS} characters", len(request.cache_salt)
+        )
+    if not -(2**31) <= request.priority < 2**31:
+        raise InvalidRequest("priority", "a 32-bit integer", request.priority)
+    if isinstance(request.prompt, ChatPrompt) and not request.prompt.messages:
+        raise InvalidRequest("messages", "at least one message", 0)

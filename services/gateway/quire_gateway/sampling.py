@@ -1,0 +1,130 @@
+"""Sampling parameters: their limits, and how unset ones get the model's defaults.
+
+One job: say which values are allowed and what an unset one means. Plain data: knows neither JSON nor protobuf. Field
+names and limits are those of the contract (quire.sampling.v1).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from quire_servicekit.errors import InvalidRequest
+
+MAX_LOGIT_BIAS = 300
+MAX_STOP_TOKEN_IDS = 64
+MAX_LOGPROBS = 20
+MAX_SEED = 2**64 - 1
+
+#: Per number: lowest, highest, whether the lowest itself is allowed.
+_RANGES: dict[str, tuple[float, float, bool]] = {
+    "temperature": (0.0, 2.0, True),
+    "top_p": (0.0, 1.0, False),
+    "min_p": (0.0, 1.0, True),
+    "presence_penalty": (-2.0, 2.0, True),
+    "frequency_penalty": (-2.0, 2.0, True),
+    "repetition_penalty": (0.0, 10.0, False),
+    "num_logprobs": (0, MAX_LOGPROBS, True),
+    "seed": (0, MAX_SEED, True),
+}
+
+#: Parameters that a model's generation_config may give a default for.
+_DEFAULTED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sampling:
+    """How tokens are chosen. None is "unset": the model's default, else the contract's."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    seed: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    num_logprobs: int | None = None
+    min_tokens: int | None = None
+    max_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    allowed_token_ids: tuple[int, ...] = ()
+
+
+def validate(sampling: Sampling, vocab_size: int, names: Mapping[str, str] | None = None) -> None:
+    """Raise InvalidRequest for the first parameter out of range.
+
+    names: what the client's dialect calls a field, where that differs from ours.
+    """
+    called = names or {}
+    for name, (low, high, includes_low) in _RANGES.items():
+        value = getattr(sampling, name)
+        if value is None:
+            continue
+        inside = math.isfinite(value) and (low <= value if includes_low else low < value) and value <= high
+        if not inside:
+            limit = f"from {low:g} to {high:g}" if includes_low else f"above {low:g} and at most {high:g}"
+            raise InvalidRequest(
+                called.get(name, name), limit if name != "seed" else f"from 0 to {MAX_SEED}", value
+            )
+    _validate_counts(sampling, vocab_size, called)
+    _validate_ids(sampling, vocab_size, called)
+
+
+def _validate_counts(sampling: Sampling, vocab_size: int, called: Mapping[str, str]) -> None:
+    top_k, min_tokens, max_tokens = sampling.top_k, sampling.min_tokens, sampling.max_tokens
+    if top_k is not None and not 0 <= top_k <= vocab_size:
+        raise InvalidRequest("top_k", f"from 0 to {vocab_size} (the vocabulary size)", top_k)
+    if max_tokens is not None and max_tokens < 1:
+        raise InvalidRequest(called.get("max_tokens", "max_tokens"), "at least 1", max_tokens)
+    if min_tokens is not None and min_tokens < 0:
+        raise InvalidRequest("min_tokens", "at least 0", min_tokens)
+    if min_tokens and max_tokens is not None and min_tokens > max_tokens:
+        raise InvalidRequest("min_tokens", f"at most max_tokens ({max_tokens})", min_tokens)
+
+
+def _validate_ids(sampling: Sampling, vocab_size: int, called: Mapping[str, str]) -> None:
+    if len(sampling.logit_bias) > MAX_LOGIT_BIAS:
+        raise InvalidRequest("logit_bias", f"at most {MAX_LOGIT_BIAS} entries", len(sampling.logit_bias))
+    if len(sampling.stop_token_ids) > MAX_STOP_TOKEN_IDS:
+        raise InvalidRequest(
+            "stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids", len(sampling.stop_token_ids)
+        )
+    for bias in sampling.logit_bias.values():
+        if not -100 <= bias <= 100:
+            raise InvalidRequest("logit_bias", "values from -100 to 100", bias)
+    for name in ("logit_bias", "stop_token_ids", "allowed_token_ids"):
+        for token_id in getattr(sampling, name):
+            if not 0 <= token_id < vocab_size:
+                raise InvalidRequest(
+                    called.get(name, name), f"token ids from 0 to {vocab_size - 1} (the vocabulary)", token_id
+                )
+
+
+def resolve(sampling: Sampling, defaults: Sampling, *, seed: int, max_tokens: int) -> Sampling:
+    """The parameters with every default filled in: the request's value, else the model's, else the contract's.
+
+    seed and max_tokens are used where the request has none.
+    """
+    changes: dict[str, object] = {
+        name: getattr(defaults, name)
+        for name in _DEFAULTED
+        if getattr(sampling, name) is None and getattr(defaults, name) is not None
+    }
+    if sampling.seed is None:
+        changes["seed"] = seed
+    if sampling.max_tokens is None:
+        changes["max_tokens"] = max_tokens
+    return dataclasses.replace(sampling, **changes)  # type: ignore[arg-type]

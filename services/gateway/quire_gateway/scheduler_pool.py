@@ -1,0 +1,286 @@
+"""All engines of this gateway: every request finds one, and finds another when its own is lost.
+
+One job: place requests, apply what frames say to them, and place them again. A client's stream only pauses: what its
+sequences have received goes along as their output so far. A request that no engine can take waits, up to the resume
+timeout. Knows the contract only through wire.py.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from quire.model.v1 import model_pb2
+from quire.scheduler.v1 import serve_pb2
+from quire_gateway.active_request import ActiveRequest
+from quire_gateway.detokenizer import Detokenizer
+from quire_gateway.models import ServedModel
+from quire_gateway.routing import Replica, RoutingPolicy, affinity_key, choose
+from quire_gateway.scheduler_connection import SchedulerConnection
+from quire_gateway.wire import FINISH_REASONS, Row, error_of_finish, error_of_rejection, rows_of
+from quire_servicekit.errors import QueueFull, QuireError, RequestAborted, Unavailable, UnknownModel
+from quire_servicekit.logging import get_logger
+
+log = get_logger("scheduler pool")
+
+
+class SchedulerPool:
+    """Places requests on scheduler replicas."""
+
+    def __init__(
+        self,
+        detokenizer: Detokenizer,
+        *,
+        resume_timeout_s: float = 30.0,
+        routing: RoutingPolicy | None = None,
+        refusal_of: Callable[[ServedModel], str | None] = lambda model: None,
+        on_change: Callable[[], None] = lambda: None,
+        on_resume: Callable[[int], None] = lambda num_requests: None,
+    ) -> None:
+        """Hooks.
+
+        refusal_of: why an engine with that model cannot be used, or None. on_change: the set of connected engines
+        changed. on_resume: requests were moved after a loss.
+        """
+        self._detokenizer = detokenizer
+        self._resume_timeout_s, self._routing = resume_timeout_s, routing or RoutingPolicy()
+        self._refusal_of, self._on_change, self._on_resume = refusal_of, on_change, on_resume
+        self._connections: dict[str, SchedulerConnection] = {}
+        self._parked: list[ActiveRequest] = []
+        # Models stay known while their engine restarts: a pause is no 404.
+        self._last_infos: dict[str, model_pb2.ModelInfo] = {}
+        self._last_models: dict[str, ServedModel] = {}
+
+    def add(self, connection: SchedulerConnection) -> None:
+        """One more replica; the pool starts it."""
+        self._connections[connection.address] = connection
+        connection.start()
+
+    async def close(self) -> None:
+        """End all streams and fail what waits."""
+        await asyncio.gather(*(connection.close() for connection in self._connections.values()))
+        for request in list(self._parked):
+            self._unpark(request)
+            request.fail(Unavailable("gateway", message="the gateway is shutting down"))
+
+    @property
+    def is_ready(self) -> bool:
+        """At least one engine takes requests."""
+        return any(connection.is_ready for connection in self._connections.values())
+
+    @property
+    def num_requests(self) -> int:
+        """Requests on any engine or waiting for one."""
+        return len(self._parked) + sum(len(c.requests) for c in self._connections.values())
+
+    @property
+    def num_parked(self) -> int:
+        """Requests waiting for an engine."""
+        return len(self._parked)
+
+    def models(self) -> list[ServedModel]:
+        """The served models by name, including those whose engines are just coming back."""
+        return [self._last_models[name] for name in sorted(self._last_models)]
+
+    def model_infos(self) -> list[model_pb2.ModelInfo]:
+        """As `models`, as the contract's message."""
+        return [self._last_infos[name] for name in sorted(self._last_infos)]
+
+    def model(self, name: str) -> ServedModel:
+        """The model of that name; empty: the only one. Raises UnknownModel, or Unavailable if none was ever seen."""
+        if not self._last_models:
+            raise Unavailable("scheduler", message="no engine is connected yet")
+        if not name and len(self._last_models) == 1:
+            return next(iter(self._last_models.values()))
+        if name not in self._last_models:
+            raise UnknownModel(name)
+        return self._last_models[name]
+
+    def submit(self, request: ActiveRequest) -> None:
+        """Place a request. Its outcome, errors included, comes through its outlet."""
+        if request.spec.detokenize:
+            for sequence in request.sequences:
+                self._detokenizer.open(request, sequence)
+        self._place(request)
+
+    def release(self, request: ActiveRequest) -> None:
+        """Nothing more is wanted: abort it wherever it is. Idempotent."""
+        if request.is_closed:
+            return
+        request.is_closed = True
+        self._unpark(request)
+        connection = self._connections.get(request.address or "")
+        if connection is not None:
+            connection.forget(request, abort=not all(s.is_engine_done for s in request.sequences))
+        for sequence in request.sequences:
+            self._detokenizer.drop(sequence)
+
+    # ---- Placing -----------------------------------------------------------------------------------------------
+
+    def _place(self, request: ActiveRequest) -> None:
+        """Submit to the best engine; without one, wait for it or give up."""
+        ready = {
+            a: c for a, c in self._connections.items() if c.model and c.model.id == request.spec.model.id
+        }
+        address = self._choose(request, ready)
+        if address is not None:
+            ready[address].submit(request)
+        elif request.rejected_by and not request.has_begun and set(ready) <= set(request.rejected_by):
+            self._refuse(request)
+        else:
+            self._park(request)
+
+    def _choose(self, request: ActiveRequest, ready: dict[str, SchedulerConnection]) -> str | None:
+        replicas = [_replica(connection) for connection in ready.values()]
+        if not replicas:
+            return None
+        spec = request.spec
+        block_size = next(iter(ready.values())).block_size
+        key = affinity_key(
+            spec.prompt_token_ids, block_size, spec.cache_salt, self._routing.num_affinity_blocks
+        )
+        exclude = set(request.rejected_by)
+        if request.avoided is not None:
+            chosen = choose(replicas, key, exclude | {request.avoided}, self._routing)
+            if chosen is not None:
+                return chosen
+        return choose(replicas, key, exclude, self._routing)
+
+    def _refuse(self, request: ActiveRequest) -> None:
+        """Every engine said no. A full queue is the client's business; everything else may pass, so wait."""
+        full = [error for error in request.rejected_by.values() if isinstance(error, QueueFull)]
+        if full:
+            request.fail(min(full, key=lambda error: error.retry_delay_s or 0.0))
+        else:
+            self._park(request)
+
+    def _park(self, request: ActiveRequest) -> None:
+        loop = asyncio.get_running_loop()
+        if request.parked is None:
+            request.parked = loop.call_later(self._resume_timeout_s, self._expire, request)
+        self._parked.append(request)
+        if request.rejected_by:
+            # Engines that refused may have changed their mind by then.
+            delay_s = min(error.retry_delay_s or 1.0 for error in request.rejected_by.values())
+            loop.call_later(min(delay_s, 1.0), self._retry, request)
+
+    def _retry(self, request: ActiveRequest) -> None:
+        if request in self._parked:
+            self._parked.remove(request)
+            request.rejected_by.clear()
+            self._place(request)
+
+    def _expire(self, request: ActiveRequest) -> None:
+        if request in self._parked:
+            self._unpark(request)
+            reason = next(iter(request.rejected_by.values()), None)
+            request.fail(
+                reason or Unavailable("scheduler", message="no engine could take the request in time")
+            )
+
+    def _unpark(self, request: ActiveRequest) -> None:
+        if request in self._parked:
+            self._parked.remove(request)
+        if request.parked is not None:
+            request.parked.cancel()
+            request.parked = None
+
+    # ---- News --------------------------------------------------------------------------------------------------
+
+    def refusal_of(self, model: ServedModel) -> str | None:
+        """Why an engine with this model cannot be used; None if it can."""
+        return self._refusal_of(model)
+
+    def on_ready(self, connection: SchedulerConnection) -> None:
+        """An engine came: place what waits."""
+        if connection.model is not None and connection.model_info is not None:
+            self._last_models[connection.model.id] = connection.model
+            self._last_infos[connection.model.id] = connection.model_info
+        waiting, self._parked = self._parked, []
+        for request in waiting:
+            request.rejected_by.pop(connection.address, None)
+            self._place(request)
+        self._on_change()
+
+    def on_lost(self, connection: SchedulerConnection, requests: list[ActiveRequest]) -> None:
+        """An engine went: its requests go on elsewhere, with the tokens they have."""
+        moved = [request for request in requests if not request.is_closed]
+        if moved:
+            log.warning("requests move to another engine", lost=connection.address, num_requests=len(moved))
+            self._on_resume(len(moved))
+        self._on_change()
+        for request in moved:
+            request.avoided = connection.address
+            if request.unfinished:
+                self._place(request)
+
+    def on_frame(self, connection: SchedulerConnection, frame: serve_pb2.StepFrame) -> None:
+        """Apply one step's news."""
+        requests = connection.requests
+        for handle, num_cached in zip(frame.started_handles, frame.num_cached_tokens, strict=True):
+            request = requests.get(handle)
+            if request is not None:
+                self._accepted(request, num_cached)
+        if frame.handles:
+            for row in rows_of(frame):
+                request = requests.get(row.handle)
+                if request is not None:
+                    self._apply(connection, request, row, frame.sampled_at_unix_us)
+            self._detokenizer.flush()
+        for rejection in frame.rejections:
+            request = requests.get(rejection.handle)
+            if request is not None:
+                self._rejected(connection, request, error_of_rejection(rejection.status))
+
+    def _accepted(self, request: ActiveRequest, num_cached_tokens: int) -> None:
+        request.accept(num_cached_tokens)
+        if request.parked is not None:
+            request.parked.cancel()
+            request.parked = None
+
+    def _apply(
+        self, connection: SchedulerConnection, request: ActiveRequest, row: Row, sampled_at_unix_us: int
+    ) -> None:
+        if not request.is_accepted:
+            self._accepted(request, 0)
+        sequence = request.sequences[row.sequence_index]
+        sequence.received_token_ids += row.token_ids
+        reason = None
+        if row.finish_reason:
+            error = error_of_finish(row.finish_reason)
+            if error is not None:
+                connection.forget(request, abort=True)
+                self._failed(connection, request, error)
+                return
+            reason = FINISH_REASONS[row.finish_reason]
+            sequence.is_engine_done = True
+            connection.num_dispatched -= 1
+            request.num_on_engine -= 1
+        if request.spec.detokenize:
+            self._detokenizer.feed(sequence, row.token_ids, row.logprobs, sampled_at_unix_us, reason)
+        else:
+            sequence.deliver("", row.token_ids, row.logprobs, sampled_at_unix_us, reason)
+        if reason is not None and not request.unfinished:
+            connection.forget(request, abort=False)
+
+    def _rejected(self, connection: SchedulerConnection, request: ActiveRequest, error: QuireError) -> None:
+        connection.forget(request, abort=False)
+        self._failed(connection, request, error)
+
+    def _failed(self, connection: SchedulerConnection, request: ActiveRequest, error: QuireError) -> None:
+        """One engine could not: another may, if the reason lies with the engine."""
+        if isinstance(error, QueueFull | Unavailable | RequestAborted):
+            request.rejected_by[connection.address] = error
+            self._place(request)
+        else:
+            request.fail(error)
+
+
+def _replica(connection: SchedulerConnection) -> Replica:
+    load = connection.load
+    return Replica(
+        address=connection.address,
+        num_reported=load.num_waiting + load.num_running,
+        num_dispatched=connection.num_dispatched,
+        block_pressure=load.num_used_blocks / load.num_total_blocks if load.num_total_blocks else 0.0,
+    )

@@ -1,0 +1,1 @@
+"""The contracts' services, by translation to the domain: OpenAI, Inference and Admin."""

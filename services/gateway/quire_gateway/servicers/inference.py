@@ -1,0 +1,189 @@
+"""quire.inference.v1.Inference: the typed public API, by translation."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any, Protocol
+
+from quire.inference.v1 import (
+    generate_pb2,
+    inference_service_pb2,
+    inference_service_pb2_grpc,
+    models_pb2,
+    tokens_pb2,
+)
+from quire.model.v1 import model_pb2
+from quire_gateway.generation import Generation, Generator
+from quire_gateway.native_requests import chat_prompt, field_names, generation_request
+from quire_gateway.requests import CallInfo
+from quire_gateway.sequences import SequenceState, Update, Vocabulary
+from quire_gateway.servicers.calls import call_info
+from quire_gateway.wire import FINISH_REASON_CODES
+from quire_servicekit.error_details import status_of
+from quire_servicekit.errors import InternalError, InvalidRequest, QuireError, UnknownModel
+from quire_servicekit.logging import get_logger
+
+SERVICE_NAME: str = inference_service_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
+
+log = get_logger("inference")
+
+Response = generate_pb2.GenerateResponse
+
+
+class ModelInfos(Protocol):
+    """Where the served models' messages come from."""
+
+    def model_infos(self) -> list[model_pb2.ModelInfo]:
+        """The served models by name."""
+
+
+class InferenceServicer(inference_service_pb2_grpc.InferenceServicer):
+    """Serves a Generator."""
+
+    def __init__(self, generator: Generator, models: ModelInfos, *, accept_grace_s: float = 0.2) -> None:
+        """accept_grace_s: how long `started` waits for the engine to take or refuse the request."""
+        self._generator, self._models, self._accept_grace_s = generator, models, accept_grace_s
+
+    async def Generate(
+        self, request: generate_pb2.GenerateRequest, context: Any
+    ) -> AsyncIterator[generate_pb2.GenerateResponse]:
+        """See the contract."""
+        call, has_begun = call_info(context), False
+        try:
+            async for response in self._generate(request, call):
+                has_begun = True
+                yield response
+        except Exception as error:
+            if not (has_begun and call.is_transcoded):
+                raise
+            # A REST client cannot see a status any more: it gets the error as an event.
+            if not isinstance(error, QuireError):
+                log.exception("request failed", reason=type(error).__name__)
+                error = InternalError()
+            yield Response(error=status_of(error))
+
+    async def _generate(
+        self, message: generate_pb2.GenerateRequest, call: CallInfo
+    ) -> AsyncIterator[generate_pb2.GenerateResponse]:
+        request = generation_request(message)
+        async with self._generator.run(
+            [request], call, route="generate", names=field_names(message)
+        ) as generation:
+            await generation.wait_accepted(self._accept_grace_s)
+            yield Response(started=_started(generation))
+            vocabulary = self._vocabulary()
+            num_running = len(generation.sequences)
+            while num_running:
+                for sequence in await generation.news():
+                    update = sequence.take()
+                    if update.text or update.token_ids:
+                        yield Response(delta=_delta(sequence.index, update, vocabulary))
+                    if sequence.finish is not None:
+                        num_running -= 1
+                        yield Response(sequence_finished=_finished(sequence))
+            yield Response(completed=generate_pb2.Completed(usage=_usage(generation)))
+
+    async def Tokenize(
+        self, request: tokens_pb2.TokenizeRequest, context: Any
+    ) -> tokens_pb2.TokenizeResponse:
+        """See the contract."""
+        model = self._generator.engines.model(request.model)
+        kind = request.WhichOneof("input")
+        if kind is None:
+            raise InvalidRequest("input", message="input is missing: set one of text and chat")
+        text = ""
+        if kind == "chat":
+            text, token_ids = await self._generator.tokenizer.render_chat(chat_prompt(request.chat))
+        else:
+            special = request.add_special_tokens if request.HasField("add_special_tokens") else True
+            token_ids = (await self._generator.tokenizer.encode([request.text], add_special_tokens=special))[
+                0
+            ]
+        return tokens_pb2.TokenizeResponse(
+            token_ids=token_ids, rendered_text=text, max_model_len=model.max_model_len
+        )
+
+    async def Detokenize(
+        self, request: tokens_pb2.DetokenizeRequest, context: Any
+    ) -> tokens_pb2.DetokenizeResponse:
+        """See the contract."""
+        self._generator.engines.model(request.model)
+        skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
+        text = await self._generator.tokenizer.decode(list(request.token_ids), skip_special_tokens=skip)
+        return tokens_pb2.DetokenizeResponse(text=text)
+
+    async def ListModels(
+        self, request: models_pb2.ListModelsRequest, context: Any
+    ) -> models_pb2.ListModelsResponse:
+        """See the contract."""
+        return models_pb2.ListModelsResponse(models=self._models.model_infos())
+
+    async def GetModel(
+        self, request: models_pb2.GetModelRequest, context: Any
+    ) -> models_pb2.GetModelResponse:
+        """See the contract."""
+        for info in self._models.model_infos():
+            if info.id == request.model:
+                return models_pb2.GetModelResponse(model=info)
+        raise UnknownModel(request.model)
+
+    def _vocabulary(self) -> Vocabulary:
+        info = self._generator.tokenizer.info
+        return info.vocabulary if info is not None else ()
+
+
+def _started(generation: Generation) -> generate_pb2.Started:
+    spec = generation.requests[0].spec
+    return generate_pb2.Started(
+        request_id=spec.id,
+        model=spec.model.id,
+        num_prompt_tokens=len(spec.prompt_token_ids),
+        seed=spec.sampling.seed,
+    )
+
+
+def _delta(index: int, update: Update, vocabulary: Vocabulary) -> generate_pb2.Delta:
+    delta = generate_pb2.Delta(
+        sequence_index=index,
+        text=update.text,
+        token_ids=update.token_ids,
+        sampled_at_unix_us=update.sampled_at_unix_us,
+    )
+    for found in update.logprobs:
+        delta.logprobs.add(
+            token_id=found.token_id,
+            logprob=found.logprob,
+            rank=found.rank,
+            token_bytes=_bytes_of(found.token_id, vocabulary),
+            top=[
+                generate_pb2.TopLogprob(
+                    token_id=token_id, logprob=logprob, token_bytes=_bytes_of(token_id, vocabulary)
+                )
+                for token_id, logprob in found.top
+            ],
+        )
+    return delta
+
+
+def _bytes_of(token_id: int, vocabulary: Vocabulary) -> bytes:
+    return vocabulary[token_id] if token_id < len(vocabulary) else b""
+
+
+def _finished(sequence: SequenceState) -> generate_pb2.SequenceFinished:
+    finish = sequence.finish
+    assert finish is not None, "only a finished sequence is reported as one"
+    return generate_pb2.SequenceFinished(
+        sequence_index=sequence.index,
+        finish_reason=FINISH_REASON_CODES[finish.reason],
+        stop_text=finish.stop_text,
+        stop_token_id=finish.stop_token_id,
+        num_output_tokens=sequence.num_output_tokens,
+    )
+
+
+def _usage(generation: Generation) -> generate_pb2.Usage:
+    return generate_pb2.Usage(
+        num_prompt_tokens=generation.num_prompt_tokens,
+        num_output_tokens=generation.num_output_tokens,
+        num_cached_tokens=generation.num_cached_tokens,
+    )
