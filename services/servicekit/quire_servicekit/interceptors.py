@@ -31,6 +31,9 @@ Handler = Callable[[Any, Any], Any]
 
 log = get_logger("rpc")
 
+#: As a handler's context gives it back: the code, or its number.
+_UNIMPLEMENTED = (grpc.StatusCode.UNIMPLEMENTED, grpc.StatusCode.UNIMPLEMENTED.value[0])
+
 
 class ActiveRpcs:
     """How many RPCs run, so that a drain can wait for the last one. Health and reflection do not count."""
@@ -136,7 +139,11 @@ class ServiceInterceptor(grpc.aio.ServerInterceptor):
             if outcome == "INTERNAL":
                 log.exception("rpc failed", method=method)
             await _abort(context, error)
-        except Exception:
+        except Exception as failure:
+            if isinstance(failure, NotImplementedError) and context.code() in _UNIMPLEMENTED:
+                # A method that this service does not offer: the generated base class has set the code.
+                outcome = "UNIMPLEMENTED"
+                await context.abort(grpc.StatusCode.UNIMPLEMENTED, f"{method} is not offered by this service")
             outcome = "INTERNAL"
             log.exception("rpc failed", method=method)
             await _abort(context, errors.InternalError("internal error"))

@@ -97,6 +97,26 @@ async def test_a_bug_is_internal_and_keeps_its_text_to_the_log(handlers, channel
     assert any(event["event"] == "rpc failed" and event["log_level"] == "error" for event in quiet_logs)
 
 
+async def test_a_method_that_is_not_offered_is_unimplemented_and_no_bug(handlers, channel, quiet_logs):
+    """What the generated base class does for a method without an own handler reaches the client as UNIMPLEMENTED."""
+
+    def generated(request, context):
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details("Method not implemented!")
+        raise NotImplementedError("Method not implemented!")
+
+    async def unfinished(request, context):
+        raise NotImplementedError("secret")
+
+    handlers.add("unary_unary", "Pause", generated)
+    handlers.add("unary_unary", "Unfinished", unfinished)
+    failure = await failure_of(channel.unary_unary("/test.Service/Pause")(b""))
+    assert failure.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert not any(event["event"] == "rpc failed" for event in quiet_logs)
+    failure = await failure_of(channel.unary_unary("/test.Service/Unfinished")(b""))
+    assert failure.code() is grpc.StatusCode.INTERNAL
+
+
 async def test_ids_of_the_caller_are_bound_to_log_lines(handlers, channel, quiet_logs):
     """x-request-id and the trace id of the call are on every line logged inside it."""
     handlers.add("unary_unary", "Call", raise_queue_full)
@@ -255,7 +275,8 @@ async def serve(settings):
         raise ValueError("model: no such file")
     server = ServiceServer(settings, names=[])
     await server.start()
-    print(server.address, flush=True)
+    # Said once the loop turns again, that is after the signal handlers are there.
+    asyncio.get_running_loop().call_soon(lambda: print(server.address, flush=True))
     await server.run_until_stopped(lambda: asyncio.sleep(3600))
 
 run_service(Settings, serve)
