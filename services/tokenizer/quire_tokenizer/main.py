@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from quire.admin.v1.admin_service_pb2_grpc import add_AdminServicer_to_server
 from quire.tokenizer.v1.tokenizer_service_pb2_grpc import add_TokenizerServicer_to_server
 from quire_servicekit.logging import get_logger
 from quire_servicekit.metrics import Metrics
@@ -10,6 +11,7 @@ from quire_servicekit.service import run_service
 from quire_tokenizer.loading import load_tokenizer
 from quire_tokenizer.metrics import TokenizerMetrics
 from quire_tokenizer.servicer import SERVICE_NAME, TokenizerServicer
+from quire_tokenizer.servicer_admin import ADMIN_NAME, TokenizerAdmin
 from quire_tokenizer.settings import TokenizerSettings
 from quire_tokenizer.text_pool import TextPool
 
@@ -37,8 +39,10 @@ async def serve(settings: TokenizerSettings) -> None:
         chat_limits=settings.chat_limits(),
         max_streams=settings.max_streams,
     )
-    server = ServiceServer(settings, names=[SERVICE_NAME])
+    server = ServiceServer(settings, names=[SERVICE_NAME, ADMIN_NAME])
     add(server, add_TokenizerServicer_to_server, servicer)
+    admin = TokenizerAdmin(server.health, servicer.work, settings.drain_timeout_s)
+    add(server, add_AdminServicer_to_server, admin)
     metrics.serve(settings.metrics_listen)
     try:
         async with server:

@@ -13,6 +13,8 @@ import grpc
 import pytest
 from prometheus_client import CollectorRegistry
 
+from quire.admin.v1 import admin_service_pb2
+from quire.admin.v1.admin_service_pb2_grpc import AdminStub, add_AdminServicer_to_server
 from quire.tokenizer.v1 import detokenize_pb2, encode_pb2, vocabulary_pb2
 from quire.tokenizer.v1.tokenizer_service_pb2_grpc import TokenizerStub, add_TokenizerServicer_to_server
 from quire_servicekit.error_details import error_of
@@ -23,6 +25,7 @@ from quire_tokenizer.conversation import ChatLimits
 from quire_tokenizer.encode import TextLimits
 from quire_tokenizer.metrics import TokenizerMetrics
 from quire_tokenizer.servicer import SERVICE_NAME, TokenizerServicer
+from quire_tokenizer.servicer_admin import TokenizerAdmin
 from quire_tokenizer.settings import TokenizerSettings
 from quire_tokenizer.text_pool import PoolLimits, TextPool
 
@@ -60,6 +63,7 @@ async def server(servicer, smollm2_path):
     settings = TokenizerSettings(model=smollm2_path, listen="127.0.0.1:0", drain_timeout_s=5)
     server = ServiceServer(settings, names=[SERVICE_NAME])
     add(server, add_TokenizerServicer_to_server, servicer)
+    add(server, add_AdminServicer_to_server, TokenizerAdmin(server.health, servicer.work, drain_timeout_s=5))
     async with server:
         await server.ready()
         yield server
@@ -283,6 +287,32 @@ async def test_drain_lets_open_streams_end(stub, server, servicer):
     assert list((await call.read()).texts) == ["The"]
     async with asyncio.timeout(3):
         await stopping
+
+
+async def test_admin_drains_and_resumes(stub, channel):
+    """Drain reports NOT_SERVING and returns when the open streams have ended or the time is over; Resume undoes it."""
+    admin = AdminStub(channel)
+    call = stub.DetokenizeStream()
+    await call.write(Batch(open=[Open(handle=1)]))
+    await call.read()
+    status = await admin.GetStatus(admin_service_pb2.GetStatusRequest())
+    assert (status.service, status.state) == ("tokenizer", admin_service_pb2.SERVICE_STATE_SERVING)
+    assert status.num_in_flight == 1 and status.pid and status.started_at.seconds
+    brief = admin_service_pb2.DrainRequest()
+    brief.timeout.FromMilliseconds(20)
+    assert (await admin.Drain(brief)).num_in_flight == 1
+    assert not await check(channel, SERVICE_NAME)
+    draining = asyncio.ensure_future(admin.Drain(admin_service_pb2.DrainRequest()))
+    await call.write(Batch(close=[1]))
+    assert (await draining).num_in_flight == 0
+    status = await admin.GetStatus(admin_service_pb2.GetStatusRequest())
+    assert status.state == admin_service_pb2.SERVICE_STATE_DRAINING
+    await admin.Resume(admin_service_pb2.ResumeRequest())
+    assert await check(channel, SERVICE_NAME)
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await admin.Pause(admin_service_pb2.PauseRequest())
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    call.cancel()
 
 
 async def test_get_tokenizer_says_what_it_is(stub, smollm2):
