@@ -119,6 +119,9 @@ def edge_settings(options: UpOptions) -> Any:
     ports = options.ports
     overrides: dict[str, Any] = {
         "drain_timeout_s": DRAIN_S,
+        # Ready when the gateway can serve, not when it is alive; asked often, since a start waits for the answer.
+        "health_service": readiness.HEALTH_NAMES["gateway"],
+        "health_interval_s": 0.25,
         **options.sections.get("envoy", {}),
         "host": options.host,
         "port": options.port,

@@ -198,6 +198,7 @@ def test_edge_gets_the_suites_ports_and_its_section():
     assert (settings.port, settings.host, settings.concurrency) == (PORT, "0.0.0.0", 2)
     assert settings.gateways == (f"127.0.0.1:{PORT + 1}",)
     assert settings.admin == f"127.0.0.1:{PORT + 5}"
+    assert settings.health_service == "quire.inference.v1.Inference"
 
 
 def test_unknown_program_is_named():
