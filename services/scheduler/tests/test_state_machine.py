@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
 from quire_scheduler.errors import InvalidRequest, QueueFull
 
 from .harness import EOS, VOCABULARY, Harness
