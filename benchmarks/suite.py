@@ -10,6 +10,7 @@ client. The last line of stdout is one JSON object.
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import resource
 import sys
@@ -25,7 +26,7 @@ from quire_bench.locks import exclusive
 from quire_bench.models import only_model
 from quire_bench.openai_client import ApiOptions
 from quire_bench.report import console, emit, progress
-from quire_bench.server_process import Server, ServerFailed, program_name, running
+from quire_bench.server_process import Server, ServerFailed, cancel_on_sigterm, program_name, running
 from quire_bench.stats import added_ms, distribution, summarise, ttft_ms
 from quire_bench.workloads import Workload, random_prompts
 
@@ -168,6 +169,7 @@ def show(report: dict[str, Any]) -> None:
 
 async def measure(args: argparse.Namespace) -> dict[str, Any]:
     """The wanted phases, one after the other."""
+    cancel_on_sigterm()
     report: dict[str, Any] = {"benchmark": "suite", "num_cpus": os.cpu_count(), "goals": GOALS}
     if args.only in (None, "throughput"):
         report["throughput"] = await with_suite(args, 0.0, throughput)
@@ -187,7 +189,7 @@ def main() -> int:
     )
     parser.add_argument("--only", choices=("throughput", "paced"))
     parser.add_argument("--streams", type=int, default=64)
-    parser.add_argument("--rounds", type=int, default=6, help="requests a stream in the throughput phase")
+    parser.add_argument("--rounds", type=int, default=12, help="requests a stream in the throughput phase")
     parser.add_argument("--output", type=int, default=256, help="tokens a request in the throughput phase")
     parser.add_argument("--paced-streams", type=int, default=32)
     parser.add_argument("--paced-rounds", type=int, default=6)
@@ -198,6 +200,8 @@ def main() -> int:
     args = parser.parse_args()
     try:
         report = uvloop.run(measure(args))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        return 130
     except (ServerFailed, ValueError, OSError) as error:
         console.print(f"[red]suite: {error}", highlight=False)
         return 1

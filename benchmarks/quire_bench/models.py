@@ -35,17 +35,17 @@ async def only_model(url: str, headers: dict[str, str] | None = None) -> str:
     return str(names[0])
 
 
-async def wait_ready(url: str, timeout_s: float, path: str = "/models") -> float:
-    """Poll until `path` answers 200; seconds waited. TimeoutError with the last reason after `timeout_s`."""
+async def wait_ready(url: str, timeout_s: float) -> float:
+    """Poll until the server lists a model; seconds waited. TimeoutError with the last reason after `timeout_s`."""
     started = time.perf_counter()
     reason = "no attempt"
     while time.perf_counter() - started < timeout_s:
         try:
-            status, _ = await get(url, path, timeout_s=2.0)
-            if status == 200:
+            status, body = await get(url, "/models", timeout_s=2.0)
+            if status == 200 and json.loads(body)["data"]:
                 return time.perf_counter() - started
-            reason = f"status {status}"
-        except (OSError, ValueError) as error:
+            reason = f"status {status}, {body[:80]!r}"
+        except (OSError, ValueError, LookupError, TypeError) as error:
             reason = f"{type(error).__name__}: {error}"
         await asyncio.sleep(0.05)
-    raise TimeoutError(f"{url}{path} is not ready after {timeout_s:g} s: {reason}")
+    raise TimeoutError(f"{url}/models lists no model after {timeout_s:g} s: {reason}")

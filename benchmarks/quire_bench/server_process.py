@@ -45,6 +45,13 @@ class Server:
         return CpuMeter([self.pid], label)
 
 
+def cancel_on_sigterm() -> None:
+    """From now on SIGTERM cancels the present task, so that the servers it started are stopped in order."""
+    task = asyncio.current_task()
+    assert task is not None, "called outside a task"
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+
+
 @asynccontextmanager
 async def running(
     name: str,

@@ -16,9 +16,14 @@ from quire_bench.server_process import ServerFailed, program_name, running
 
 SERVER = """
 import http.server, sys
+bodies = [b'{"data": []}', b'{"data": [{"id": "m"}]}']
 class Handler(http.server.BaseHTTPRequestHandler):
     def do_GET(self):
-        self.send_response(200); self.send_header("Content-Length", "2"); self.end_headers(); self.wfile.write(b"{}")
+        body = bodies.pop(0)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
 http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
 
@@ -30,7 +35,7 @@ def free_port() -> int:
 
 
 async def test_server_runs_while_the_block_does(tmp_path: Path) -> None:
-    """The block begins when the server answers; in it its memory is seen; after it the process is gone."""
+    """The block begins when the server lists a model; in it its memory is seen; after it the process is gone."""
     port = free_port()
     command = [sys.executable, "-c", SERVER, str(port)]
     async with running(
@@ -57,7 +62,7 @@ async def test_server_that_stays_silent_is_stopped(tmp_path: Path) -> None:
         "-c",
         f"import os, time; open('{tmp_path}/pid', 'w').write(str(os.getpid())); time.sleep(60)",
     ]
-    with pytest.raises(ServerFailed, match="not ready"):
+    with pytest.raises(ServerFailed, match="lists no model"):
         async with running("it", command, "http://127.0.0.1:9/v1", tmp_path / "log", ready_timeout_s=0.5):
             pass
     assert read_process(int((tmp_path / "pid").read_text())) is None
