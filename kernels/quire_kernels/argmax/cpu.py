@@ -7,8 +7,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from quire_kernels.cpu.intrinsics import atomic_add, float32_at, int32_at, int64_at
-from quire_kernels.cpu.memory import address, record
-from quire_kernels.cpu.team import task
+from quire_kernels.cpu.team import BoundTask, bound, task
 
 # Values whose maximum is taken at once; only the best piece is searched for the index.
 _PIECE = 1024
@@ -48,8 +47,8 @@ def argmax_task(parameters, counter, thread, num_threads):
 
 def bind(
     x: NDArray[np.float32], size: int, out: NDArray[np.int32], num_rows: NDArray[np.int64]
-) -> tuple[object, NDArray[np.int64]]:
+) -> BoundTask:
     """A program step: index of the largest of the first `size` values of each of the first num_rows[0] rows of x."""
     if not 0 < size <= x.shape[1]:
         raise ValueError(f"size must be in 1..{x.shape[1]}, got {size}")
-    return argmax_task, record(address(num_rows), address(x), x.shape[1], size, address(out))
+    return bound(argmax_task, num_rows, x, x.shape[1], size, out)

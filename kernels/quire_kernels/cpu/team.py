@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -66,14 +67,42 @@ def _member(header):
             _wait(header + 8 * _BARRIER, (index + 1) * num_threads)
 
 
-class Program:
-    """Tasks bound to their parameters. Built once, run any number of times, by one caller at a time."""
+@dataclass(frozen=True, slots=True)
+class BoundTask:
+    """A task with its parameters. arrays: whatever the record points into, kept alive with it."""
 
-    def __init__(self, steps: Sequence[tuple[Any, NDArray[np.int64]]], num_threads: int) -> None:
-        """steps: (task, record) pairs; the records are kept alive and may be changed between runs."""
-        self._records = [record for _, record in steps]
+    function: Any
+    record: NDArray[np.int64]
+    arrays: tuple[NDArray[Any], ...]
+
+
+def bound(function: Any, *values: int | float | NDArray[Any] | None) -> BoundTask:
+    """Bind a task: arrays become their addresses (None: 0), floats the bits of a float64, ints stay.
+
+    ValueError if an array is not C-contiguous, because kernels compute addresses from shapes.
+    """
+    words = np.zeros(len(values), dtype=np.int64)
+    arrays: list[NDArray[Any]] = []
+    for index, value in enumerate(values):
+        if isinstance(value, np.ndarray):
+            if not value.flags.c_contiguous:
+                raise ValueError(f"parameter {index} of a kernel needs a C-contiguous array")
+            arrays.append(value)
+            words[index] = value.ctypes.data
+        elif isinstance(value, float):
+            words[index] = np.float64(value).view(np.int64)
+        elif value is not None:
+            words[index] = value
+    return BoundTask(function, words, tuple(arrays))
+
+
+class Program:
+    """Bound tasks in order. Built once, run any number of times, by one caller at a time."""
+
+    def __init__(self, steps: Sequence[BoundTask], num_threads: int) -> None:
+        self._steps = tuple(steps)
         self._table = np.array(
-            [[function.address, record.ctypes.data] for function, record in steps], dtype=np.int64
+            [[step.function.address, step.record.ctypes.data] for step in steps], dtype=np.int64
         ).reshape(-1, 2)
         storage = np.zeros(_COUNTERS + _LINE_WORDS * (len(steps) + 1), dtype=np.int64)
         self._header = storage

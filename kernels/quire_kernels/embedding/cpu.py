@@ -17,9 +17,8 @@ from quire_kernels.cpu.intrinsics import (
     uint16_at,
 )
 from quire_kernels.cpu.layout import KINDS
-from quire_kernels.cpu.memory import address, record
 from quire_kernels.cpu.target import TARGET
-from quire_kernels.cpu.team import task
+from quire_kernels.cpu.team import BoundTask, bound, task
 from quire_kernels.linear.packing import PackedLinear
 
 _COLUMNS = TARGET.tile_columns
@@ -80,12 +79,11 @@ def embedding_task(parameters, counter, thread, num_threads):
 
 def bind(
     table: PackedLinear, token_ids: NDArray[np.int32], out: NDArray[np.float32], num_rows: NDArray[np.int64]
-) -> tuple[object, NDArray[np.int64]]:
+) -> BoundTask:
     """A program step: the rows of the first num_rows[0] token ids, each below table.num_outputs, into out."""
     if table.gated or out.shape[1] < table.num_inputs:
         raise ValueError(f"out [.., {out.shape[1]}] is narrower than the table, {table.num_inputs}")
-    words = record(
-        address(num_rows), address(token_ids), address(table.data), KINDS.index(table.kind), table.num_inputs,
-        table.tile_bytes, address(out), out.shape[1],
+    return bound(
+        embedding_task, num_rows, token_ids, table.data, KINDS.index(table.kind), table.num_inputs,
+        table.tile_bytes, out, out.shape[1],
     )  # fmt: skip
-    return embedding_task, words

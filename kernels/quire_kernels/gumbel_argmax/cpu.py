@@ -11,8 +11,7 @@ from numpy.typing import NDArray
 
 from quire_kernels.cpu.intrinsics import atomic_add, float32_at, int32_at, int64_at
 from quire_kernels.cpu.math import log
-from quire_kernels.cpu.memory import address, record
-from quire_kernels.cpu.team import task
+from quire_kernels.cpu.team import BoundTask, bound, task
 from quire_kernels.gumbel_argmax.random import KEY_STEPS, MULTIPLIERS, ROUNDS
 
 _WORD = np.uint64(0xFFFFFFFF)
@@ -85,15 +84,14 @@ def bind(
     positions: NDArray[np.int64],
     out: NDArray[np.int32],
     num_rows: NDArray[np.int64],
-) -> tuple[object, NDArray[np.int64]]:
+) -> BoundTask:
     """A program step: for the first num_rows[0] rows a token id drawn from softmax(logits[row, :size]).
 
     logits: scaled by the temperature, -inf for what can't be drawn; overwritten. seeds: the bits of the 64-bit seed.
     """
     if not 0 < size <= logits.shape[1]:
         raise ValueError(f"size must be in 1..{logits.shape[1]}, got {size}")
-    words = record(
-        address(num_rows), address(logits), logits.shape[1], size, address(seeds), address(sequence_indices),
-        address(positions), address(out),
+    return bound(
+        gumbel_argmax_task, num_rows, logits, logits.shape[1], size, seeds, sequence_indices,
+        positions, out,
     )  # fmt: skip
-    return gumbel_argmax_task, words

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from quire_kernels.cpu.intrinsics import atomic_add, float32_at, int64_at
 from quire_kernels.cpu.layout import KINDS
 from quire_kernels.cpu.math import silu
-from quire_kernels.cpu.memory import address, record, zeros
+from quire_kernels.cpu.memory import zeros
 from quire_kernels.cpu.target import TARGET
-from quire_kernels.cpu.team import task
+from quire_kernels.cpu.team import BoundTask, bound, task
 from quire_kernels.cpu.tiles import make_panel, make_tile
 from quire_kernels.linear.packing import PackedLinear
 
@@ -109,7 +109,7 @@ def bind(
     *,
     epilogue: int = STORE,
     bias: NDArray[np.float32] | None = None,
-) -> tuple[object, NDArray[np.int64]]:
+) -> BoundTask:
     """A program step: out (+)= x W^T + bias for the first num_rows[0] rows.
 
     x: [at least rows + MAX_TILE_ROWS, >= k]; out the same, >= weights.padded_outputs wide; bias: padded as out is.
@@ -126,9 +126,8 @@ def bind(
         raise ValueError("a gated weight needs the GATED_SILU epilogue, and only it")
     if room.shape[1] < 4 * (_MAX_ROWS + weights.num_inputs) * _COLUMNS:
         raise ValueError("the scratch room is too small for this weight's inner dimension")
-    words = record(
-        address(num_rows), address(x), x.shape[1], address(weights.data), KINDS.index(weights.kind),
-        weights.num_inputs, weights.num_tiles, weights.tile_bytes, address(out), out.shape[1], epilogue,
-        address(bias), address(room), room.shape[1],
+    return bound(
+        linear_task, num_rows, x, x.shape[1], weights.data, KINDS.index(weights.kind),
+        weights.num_inputs, weights.num_tiles, weights.tile_bytes, out, out.shape[1], epilogue,
+        bias, room, room.shape[1],
     )  # fmt: skip
-    return linear_task, words

@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from quire_kernels.cpu.intrinsics import atomic_add, float32_at, float64_of_bits, int32_at, int64_at
 from quire_kernels.cpu.math import exp
-from quire_kernels.cpu.memory import address, record, zeros
+from quire_kernels.cpu.memory import zeros
 from quire_kernels.cpu.target import TARGET
-from quire_kernels.cpu.team import task
+from quire_kernels.cpu.team import BoundTask, bound, task
 from quire_kernels.cpu.tiles import make_tile
 
 CHUNK = 128
@@ -195,7 +195,7 @@ def bind(
     num_heads: int,
     scale: float,
     window: int = 0,
-) -> tuple[object, NDArray[np.int64]]:
+) -> BoundTask:
     """A program step: out[token, head] = softmax(scale * q k^T) v over the tokens up to and including itself.
 
     qkv: query heads first in each row, rotated; out: [tokens, >= H * D]; pool: one layer, [num_blocks, 2, G, B, D],
@@ -210,9 +210,8 @@ def bind(
         raise ValueError(
             f"block_size must be a multiple of {_KEYS} and head_dim of {_WIDTH}, got {block_size} and {head_dim}"
         )
-    words = record(
-        address(num_seqs), address(qkv), qkv.shape[1], address(query_start_loc), address(seq_lens),
-        address(table_rows), address(block_tables), block_tables.shape[1], address(pool), address(out), out.shape[1],
-        num_heads, kv_heads, head_dim, block_size, float(scale), window, address(room), room.shape[1],
+    return bound(
+        paged_attention_task, num_seqs, qkv, qkv.shape[1], query_start_loc, seq_lens,
+        table_rows, block_tables, block_tables.shape[1], pool, out, out.shape[1],
+        num_heads, kv_heads, head_dim, block_size, float(scale), window, room, room.shape[1],
     )  # fmt: skip
-    return paged_attention_task, words

@@ -8,8 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from quire_kernels.cpu.intrinsics import float32_at, float64_of_bits, int32_at, int64_at
-from quire_kernels.cpu.memory import address, record
-from quire_kernels.cpu.team import task
+from quire_kernels.cpu.team import BoundTask, bound, task
 
 _ROWS, _X, _X_STRIDE, _WEIGHT, _SIZE, _EPS, _OUT, _OUT_STRIDE, _SELECTION = range(9)
 
@@ -44,7 +43,7 @@ def bind(
     num_rows: NDArray[np.int64],
     *,
     selection: NDArray[np.int32] | None = None,
-) -> tuple[object, NDArray[np.int64]]:
+) -> BoundTask:
     """A program step over the first num_rows[0] rows of x, or over those that `selection` names.
 
     x, out: [rows, >= size] with size = len(weight); they may be the same array if nothing is selected.
@@ -52,8 +51,7 @@ def bind(
     size = weight.shape[0]
     if x.shape[1] < size or out.shape[1] < size:
         raise ValueError(f"x [.., {x.shape[1]}] and out [.., {out.shape[1]}] are narrower than the weight, {size}")
-    words = record(
-        address(num_rows), address(x), x.shape[1], address(weight), size, float(eps), address(out), out.shape[1],
-        address(selection),
+    return bound(
+        rms_norm_task, num_rows, x, x.shape[1], weight, size, float(eps), out, out.shape[1],
+        selection,
     )  # fmt: skip
-    return rms_norm_task, words

@@ -14,8 +14,7 @@ from numba import njit
 from numpy.typing import NDArray
 
 from quire_kernels.cpu.intrinsics import float32_at, float64_of_bits, int32_at, int64_at
-from quire_kernels.cpu.memory import address, record
-from quire_kernels.cpu.team import task
+from quire_kernels.cpu.team import BoundTask, bound, task
 
 (
     _ROWS, _QKV, _STRIDE, _POSITIONS, _SLOTS, _COS, _SIN, _POOL, _H, _G, _D, _B, _Q_NORM, _K_NORM, _EPS,
@@ -83,7 +82,7 @@ def bind(
     q_norm: NDArray[np.float32] | None = None,
     k_norm: NDArray[np.float32] | None = None,
     eps: float = 0.0,
-) -> tuple[object, NDArray[np.int64]]:
+) -> BoundTask:
     """A program step over the first num_rows[0] tokens.
 
     positions: rows of cos and sin [max_position, D / 2]; slot_mapping: block_id * B + offset of each token.
@@ -94,9 +93,8 @@ def bind(
         raise ValueError(f"qkv rows of {qkv.shape[1]} hold no {num_heads} + 2 * {kv_heads} heads of {head_dim}")
     if cos.shape[1] * 2 != head_dim or head_dim % 2:
         raise ValueError(f"cos and sin have {cos.shape[1]} columns, a head of {head_dim} needs half of that")
-    words = record(
-        address(num_rows), address(qkv), qkv.shape[1], address(positions), address(slot_mapping), address(cos),
-        address(sin), address(pool), num_heads, kv_heads, head_dim, block_size, address(q_norm), address(k_norm),
+    return bound(
+        rope_kv_write_task, num_rows, qkv, qkv.shape[1], positions, slot_mapping, cos,
+        sin, pool, num_heads, kv_heads, head_dim, block_size, q_norm, k_norm,
         float(eps),
     )  # fmt: skip
-    return rope_kv_write_task, words

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from quire_kernels.argmax import cpu as argmax
 from quire_kernels.cpu.memory import zeros
 from quire_kernels.cpu.target import TARGET
-from quire_kernels.cpu.team import Program
+from quire_kernels.cpu.team import BoundTask, Program
 from quire_kernels.embedding import cpu as embedding
 from quire_kernels.linear import cpu as linear
 from quire_kernels.linear.packing import PackedLinear, pack, pack_gated
@@ -50,12 +50,10 @@ class PackedPlacement:
         return place
 
 
-def unsupported_reason(spec: DecoderSpec, block_size: int) -> str:
+def unsupported_reason(spec: DecoderSpec) -> str:
     """Why the CPU kernels can't run this decoder; empty if they can."""
     if spec.head_dim % TARGET.tile_columns:
         return f"head_dim {spec.head_dim} is no multiple of {TARGET.tile_columns}"
-    if block_size % 16:
-        return f"block_size {block_size} is no multiple of 16"
     return ""
 
 
@@ -75,7 +73,7 @@ class _Recorder:
     def __init__(self, spec: DecoderSpec, weights: DecoderWeights, shared: Shared) -> None:
         self._spec = spec
         self._shared = shared
-        self.steps: list[tuple[Any, NDArray[np.int64]]] = []
+        self.steps: list[BoundTask] = []
         self._rows = shared.batch.num_tokens
         tokens = shared.batch.max_tokens
         first = weights.layers[0]

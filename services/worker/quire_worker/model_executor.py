@@ -1,0 +1,197 @@
+"""The real executor: loads a model, allocates its pool, and runs plans on the engine thread.
+
+Joins loading, sizing, the runner and the engine; fulfils executor.Executor and knows no gRPC.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+
+import torch
+
+from quire_worker.backend import Backend, choose_backend
+from quire_worker.engine import Engine
+from quire_worker.executor import (
+    Deliver,
+    LoadPhase,
+    LoadProgress,
+    ModelDescription,
+    ModelSource,
+    PoolDescription,
+    PoolRequest,
+)
+from quire_worker.input_batch import InputBatch
+from quire_worker.kv_cache import BlockPool
+from quire_worker.loading.open import (
+    architecture,
+    default_sampling,
+    eos_token_ids,
+    fingerprint,
+    open_model,
+    served_name,
+)
+from quire_worker.loading.source import ModelFiles
+from quire_worker.models.decoder import DecoderWeights, load_weights
+from quire_worker.models.registry import spec_from_config
+from quire_worker.models.spec import DecoderSpec
+from quire_worker.runner import ModelRunner
+from quire_worker.sampling.sampler import Sampler
+from quire_worker.sizing import free_host_bytes, plan_pool
+from quire_worker.slots import SlotLimits, SlotTables
+from quire_worker.step import NewSequence, SamplingParams, StepOutcome, StepPlan
+from quire_worker.loading.weight_count import CountingSource
+
+
+@dataclass(frozen=True, slots=True)
+class ModelExecutorSettings:
+    """device: cpu, cuda or cuda:N. num_threads: 0 is one per core. attention: auto, cpu, torch or a plug-in.
+    pool_memory_bytes: what the block pool may take; 0 is a share of what is free (see sizing.py)."""
+
+    device: str = "cpu"
+    num_threads: int = 0
+    attention: str = "auto"
+    pool_memory_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Loaded:
+    """A model whose weights are in place."""
+
+    files: ModelFiles
+    spec: DecoderSpec
+    backend: Backend
+    weights: DecoderWeights
+
+
+class ModelExecutor:
+    """See executor.Executor."""
+
+    def __init__(self, settings: ModelExecutorSettings) -> None:
+        self._settings = settings
+        self._loaded: _Loaded | None = None
+        self._engine: Engine | None = None
+
+    @property
+    def device(self) -> str:
+        """Where it runs."""
+        return self._settings.device
+
+    @property
+    def busy_for_s(self) -> float:
+        """How long the present step has run; 0 when idle."""
+        return self._engine.busy_for_s if self._engine is not None else 0.0
+
+    def load(self, source: ModelSource, report: Callable[[LoadProgress], None]) -> ModelDescription:
+        """See Executor."""
+        files = open_model(source.path)
+        spec = spec_from_config(files.config, architecture(files))
+        if self._settings.num_threads:
+            torch.set_num_threads(self._settings.num_threads)
+        backend = choose_backend(
+            spec,
+            device=self._settings.device,
+            dtype=source.dtype,
+            attention=self._settings.attention,
+            num_threads=self._settings.num_threads,
+        )
+
+        def weights_read(done: int, total: int) -> None:
+            report(LoadProgress(LoadPhase.WEIGHTS, done, total))
+
+        counted = CountingSource(files.source)
+        weights = load_weights(spec, counted, backend.placement(), weights_read)
+        self._loaded = _Loaded(files, spec, backend, weights)
+        report(LoadProgress(LoadPhase.WARM_UP, 0, 1))
+        self._warm_up()
+        report(LoadProgress(LoadPhase.WARM_UP, 1, 1))
+        return ModelDescription(
+            id=source.served_model_name or served_name(files),
+            architecture=spec.architecture,
+            max_model_len=spec.max_model_len,
+            vocab_size=spec.vocab_size,
+            eos_token_ids=eos_token_ids(files),
+            dtype=str(backend.dtype).removeprefix("torch."),
+            num_parameters=counted.num_parameters,
+            created_unix_s=int(time.time()),
+            fingerprint=fingerprint(files, spec.vocab_size),
+            default_sampling=default_sampling(files),
+        )
+
+    def allocate(self, request: PoolRequest) -> PoolDescription:
+        """See Executor."""
+        loaded = self._loaded
+        if loaded is None:
+            raise ValueError("no model is loaded")
+        backend = loaded.backend
+        plan = plan_pool(
+            loaded.spec,
+            request,
+            element_bytes=backend.dtype.itemsize,
+            free_bytes=_free_bytes(backend.device),
+            budget_bytes=self._settings.pool_memory_bytes,
+        )
+        limits = SlotLimits(plan.max_num_seqs, plan.max_model_len, plan.block_size, plan.num_blocks)
+        pool = BlockPool(
+            loaded.spec, plan.num_blocks, plan.block_size, device=backend.device, dtype=backend.dtype
+        )
+        self._engine = Engine(_build_runner(loaded, limits, plan.max_tokens_per_step, pool))
+        return PoolDescription(
+            num_blocks=plan.num_blocks,
+            block_size=plan.block_size,
+            block_bytes=pool.block_bytes,
+            max_num_seqs=plan.max_num_seqs,
+            max_tokens_per_step=plan.max_tokens_per_step,
+            max_model_len=plan.max_model_len,
+        )
+
+    def submit(self, plan: StepPlan, deliver: Deliver) -> None:
+        """See Executor."""
+        assert self._engine is not None
+        loop = asyncio.get_running_loop()
+
+        def done(future: Future[StepOutcome]) -> None:
+            error = future.exception()
+            result = error if isinstance(error, Exception) else future.result()
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(deliver, result)
+
+        self._engine.submit(plan).add_done_callback(done)
+
+    async def reset(self) -> None:
+        """See Executor."""
+        if self._engine is not None:
+            await asyncio.wrap_future(self._engine.reset())
+
+    def close(self) -> None:
+        """See Executor."""
+        if self._engine is not None:
+            self._engine.stop()
+
+    def _warm_up(self) -> None:
+        """One tiny step through everything, so that the first request meets compiled kernels and read pages."""
+        assert self._loaded is not None
+        loaded = self._loaded
+        limits = SlotLimits(max_num_seqs=1, max_model_len=16, block_size=16, num_blocks=2)
+        pool = BlockPool(loaded.spec, 2, 16, device=loaded.backend.device, dtype=loaded.backend.dtype)
+        runner = _build_runner(replace(loaded), limits, 16, pool)
+        sequence = NewSequence(0, [0, 0], 2, 0, [1], SamplingParams(seed=1))
+        runner.execute(StepPlan(0, [0], [2], new_sequences=[sequence]))
+        runner.execute(StepPlan(1, [0], [1]))
+
+
+def _build_runner(loaded: _Loaded, limits: SlotLimits, max_tokens: int, pool: BlockPool) -> ModelRunner:
+    tables = SlotTables(limits)
+    batch = InputBatch(max_tokens, limits.max_num_seqs)
+    forward = loaded.backend.forward(loaded.spec, loaded.weights, batch, pool, tables.block_table)
+    draw = loaded.backend.draw(loaded.spec, limits.max_num_seqs)
+    return ModelRunner(forward, tables, batch, pool, Sampler(loaded.spec.vocab_size, limits.max_num_seqs, draw))
+
+
+def _free_bytes(device: torch.device) -> int:
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    return free_host_bytes()
