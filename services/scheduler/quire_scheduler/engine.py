@@ -28,7 +28,7 @@ from quire_scheduler.stats import Load
 from quire_scheduler.step import Deltas
 from quire_scheduler.timers import ForwardProgress, Timer
 from quire_scheduler.timing import PhaseTimes
-from quire_scheduler.worker_client import PoolSizes, WorkerSession, open_session
+from quire_scheduler.worker_client import PoolSizes, TakenOver, WorkerSession, open_session
 from quire_servicekit.errors import FingerprintMismatch, QuireError, Unavailable, WorkerLost
 from quire_servicekit.logging import get_logger
 
@@ -189,9 +189,14 @@ class Engine:
                 await asyncio.sleep(self._settings.reconnect_delay_s)
                 continue
             told = ""
+            delay_s = self._settings.reconnect_delay_s
             try:
                 self._attach(session)
                 await self._drive(session)
+            except TakenOver as error:
+                # Two schedulers that took it from each other in turn would both serve nothing.
+                delay_s = self._settings.takeover_delay_s
+                log.error("another scheduler has the worker", reason=str(error), retry_s=delay_s)
             except QuireError as error:
                 log.warning("worker gone", reason=str(error), num_requests=self.num_requests)
             except UnexpectedResult:
@@ -199,7 +204,7 @@ class Engine:
             finally:
                 session.close()
                 self._detach()
-            await asyncio.sleep(self._settings.reconnect_delay_s)
+            await asyncio.sleep(delay_s)
 
     # The connection.
 

@@ -16,7 +16,7 @@ from quire_scheduler.errors import SchedulerError
 from quire_scheduler.outbox import Outbox
 from quire_scheduler.step import Deltas
 from quire_scheduler.timing import PhaseTimes
-from quire_servicekit.errors import FailedPrecondition, QueueFull
+from quire_servicekit.errors import FailedPrecondition, QueueFull, QuireError
 
 if TYPE_CHECKING:
     from quire_scheduler.engine import Engine
@@ -32,24 +32,34 @@ class GatewayStream:
         self._outbox = Outbox(max_unread_tokens)
         self._encoder = FrameEncoder()
         self._wake: asyncio.Future[None] | None = None
-        self._overrun = False
+        # Set by whoever runs it, once its requests are aborted and its RPC is about to return.
+        self.closed = asyncio.Event()
+        # Resolved with the exception that ends the stream.
+        self._ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def end(self, error: QuireError) -> None:
+        """End the stream with `error`; the first one counts."""
+        if not self._ended.done():
+            self._ended.set_exception(error)
 
     def deliver(self, step_id: int, sampled_at_unix_us: int, deltas: Deltas) -> None:
         """Take news of a step; never waits. The writer sends what is there whenever the gateway reads."""
         if not self._outbox.put(step_id, sampled_at_unix_us, deltas):
-            self._overrun = True
+            self.end(QueueFull(message="the gateway leaves too many tokens unread, its stream is ended"))
         if self._wake is not None and not self._wake.done():
             self._wake.set_result(None)
 
     async def run(self) -> None:
         """Serve until the gateway ends the stream; raises what is wrong with it."""
-        tasks = {asyncio.create_task(self._read()), asyncio.create_task(self._write())}
+        tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait({*tasks, self._ended}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
                 task.result()
         finally:
             self._engine.abort_owner(self)
+            # Nobody waits for it any more: it must not complain about that.
+            self._ended.cancel()
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -84,8 +94,6 @@ class GatewayStream:
                 self._wake = loop.create_future()
                 await self._wake
                 continue
-            if self._overrun:
-                raise QueueFull(message="the gateway leaves too many tokens unread, its stream is ended")
             started_ns = clock()
             message = encoder.encode(*outbox.take(), load_to_message(engine.load()))
             times.frame_encode_ns += clock() - started_ns

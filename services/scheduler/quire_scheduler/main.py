@@ -41,9 +41,9 @@ class SchedulerService:
         self._telling: asyncio.Task[None] | None = None
         # Whether the server was ready once: what start-up made is out of the garbage collector's way then.
         self._was_ready = False
-        servicer = SchedulerServicer(self.engine, settings.max_unread_tokens)
+        self._servicer = SchedulerServicer(self.engine, settings.max_unread_tokens)
         admin = SchedulerAdmin(self.engine, settings.drain_timeout_s)
-        scheduler_service_pb2_grpc.add_SchedulerServicer_to_server(servicer, self.server.grpc)
+        scheduler_service_pb2_grpc.add_SchedulerServicer_to_server(self._servicer, self.server.grpc)
         admin_service_pb2_grpc.add_AdminServicer_to_server(admin, self.server.grpc)
 
     async def start(self) -> None:
@@ -56,9 +56,16 @@ class SchedulerService:
     async def run_until_stopped(self) -> None:
         """Until a signal, and then until what runs has ended; raises what ended the driver, if a bug did."""
         assert self._driving is not None, "start first"
-        await self.server.run_until_stopped(self.engine.drain)
+        await self.server.run_until_stopped(self._drain)
         if self._driving.done():
             self._driving.result()
+
+    async def _drain(self) -> None:
+        try:
+            await self.engine.drain()
+        finally:
+            # Also when the drain has timed out.
+            await self._servicer.end_streams()
 
     async def close(self) -> None:
         """Let go of the worker and of everything else."""
@@ -75,6 +82,7 @@ class SchedulerService:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        await self._servicer.end_streams()
         await self.server.grpc.stop(0)
         await self.close()
 

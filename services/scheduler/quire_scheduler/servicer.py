@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from typing import Any
@@ -26,6 +27,13 @@ class SchedulerServicer(scheduler_service_pb2_grpc.SchedulerServicer):
         self._max_unread_tokens = max_unread_tokens
         self._fingerprints: dict[GatewayStream, str] = {}
 
+    async def end_streams(self) -> None:
+        """End every Serve stream with UNAVAILABLE, so that gateways turn elsewhere at once; return when all have."""
+        streams = list(self._fingerprints)
+        for stream in streams:
+            stream.end(Unavailable("scheduler", message="the scheduler stops"))
+        await asyncio.gather(*(stream.closed.wait() for stream in streams))
+
     async def Serve(self, request_iterator: Any, context: Any) -> None:
         """See the contract. Reads and writes through `context`: two tasks, no generator between."""
         engine = self._engine
@@ -43,6 +51,7 @@ class SchedulerServicer(scheduler_service_pb2_grpc.SchedulerServicer):
             await stream.run()
         finally:
             del self._fingerprints[stream]
+            stream.closed.set()
             engine.num_gateways = len(self._fingerprints)
             log.info("gateway disconnected", gateway_id=hello.gateway_id)
 

@@ -58,6 +58,9 @@ class SchedulerSettings(ServiceSettings):
     log_interval_s: float = Field(
         10.0, gt=0, description="Seconds between two lines about the load, while steps run."
     )
+    takeover_delay_s: float = Field(
+        5.0, ge=0, description="Seconds to stay away from a worker that another scheduler has taken over."
+    )
     reconnect_delay_s: float = Field(0.5, gt=0, description="Seconds between two tries to reach a worker.")
 
     def pool_sizes(self) -> PoolSizes:

@@ -26,6 +26,10 @@ ANSWER_TIMEOUT_S = 10.0
 PROGRESS_LOG_INTERVAL_S = 2.0
 
 
+class TakenOver(WorkerLost):
+    """Another scheduler has opened the step stream with a higher epoch."""
+
+
 @dataclass(frozen=True, slots=True)
 class PoolSizes:
     """What the scheduler asks for; 0 leaves it to the worker."""
@@ -75,9 +79,12 @@ class WorkerSession:
         self._call.cancel()
 
     async def _lost(self, error: Exception | None) -> WorkerLost:
-        if isinstance(error, grpc.aio.AioRpcError):
-            return WorkerLost(message=f"worker lost: {error.code().name}: {error.details()}")
+        if error is not None and not self._call.done():
+            return WorkerLost(message=f"worker lost: {error}")
+        # The call's own end says more than the operation that failed because of it.
         code, details = await self._call.code(), await self._call.details()
+        if code is grpc.StatusCode.ABORTED:
+            return TakenOver(message=details)
         return WorkerLost(message=f"worker lost: {code.name}: {details or 'the step stream ended'}")
 
 

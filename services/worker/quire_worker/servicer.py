@@ -13,7 +13,14 @@ from typing import Any
 import grpc
 
 from quire.worker.v1 import lifecycle_pb2, step_pb2, worker_service_pb2_grpc
-from quire_servicekit.errors import FailedPrecondition, InvalidRequest, OutOfMemory, StaleEpoch, UnknownModel
+from quire_servicekit.errors import (
+    FailedPrecondition,
+    InvalidRequest,
+    OutOfMemory,
+    StaleEpoch,
+    Unavailable,
+    UnknownModel,
+)
 from quire_servicekit.logging import get_logger
 from quire_worker import codec
 from quire_worker.executor import Executor, LoadPhase, PoolTooLarge
@@ -39,6 +46,8 @@ class StepStream:
         self._wake: asyncio.Future[None] | None = None
         self._num_running = 0
         self._is_read_out = False
+        # Set by whoever runs it, once the slots are empty.
+        self.closed = asyncio.Event()
         # Resolved with the exception that ends the stream early.
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
@@ -120,6 +129,12 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServicer):
         """Whether a scheduler has taken the worker over."""
         return self._stream is not None
 
+    async def end_stream(self) -> None:
+        """End the step stream with UNAVAILABLE, so that the scheduler looks for a worker at once."""
+        if (stream := self._stream) is not None:
+            stream.fail(Unavailable("worker", message="the worker stops"))
+            await stream.closed.wait()
+
     async def Describe(
         self, request: lifecycle_pb2.DescribeRequest, context: Any
     ) -> lifecycle_pb2.DescribeResponse:
@@ -177,17 +192,18 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServicer):
         async with self._ownership:
             if self._epoch != epoch:
                 await _abort_fenced(context, epoch, self._epoch)
-            self._stream = StepStream(self._executor, context, self._metrics)
+            stream = self._stream = StepStream(self._executor, context, self._metrics)
             log.info("scheduler connected", epoch=epoch, scheduler_id=scheduler_id)
             try:
                 await context.write(step_pb2.ExecuteResponse(opened=step_pb2.Opened(epoch=epoch)))
-                await self._stream.run()
+                await stream.run()
             except Fenced:
                 await _abort_fenced(context, epoch, self._epoch)
             finally:
                 self._stream = None
                 # Not interrupted by the cancelling of a call whose client has gone.
                 await asyncio.shield(self._executor.reset())
+                stream.closed.set()
                 log.info("scheduler disconnected", epoch=epoch, scheduler_id=scheduler_id)
 
     async def _read_open(self, context: Any) -> tuple[int, str]:

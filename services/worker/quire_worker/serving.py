@@ -33,7 +33,9 @@ class WorkerService:
         self._source = source
         self._health_tasks: set[asyncio.Task[None]] = set()
         self.lifecycle = Lifecycle(executor, self._on_change)
-        servicer = WorkerServicer(executor, self.lifecycle, WorkerMetrics(self._metrics.registry))
+        self._servicer = servicer = WorkerServicer(
+            executor, self.lifecycle, WorkerMetrics(self._metrics.registry)
+        )
         admin = WorkerAdmin(self.lifecycle, lambda: servicer.has_stream)
         worker_service_pb2_grpc.add_WorkerServicer_to_server(servicer, self.server.grpc)
         admin_service_pb2_grpc.add_AdminServicer_to_server(admin, self.server.grpc)
@@ -44,6 +46,10 @@ class WorkerService:
         self._metrics.serve(self.server.settings.metrics_listen)
         if self._source is not None:
             self.lifecycle.start_load(self._source)
+
+    async def run_until_stopped(self) -> None:
+        """Until a signal. There is nothing to drain: the scheduler keeps every sequence."""
+        await self.server.run_until_stopped(self._servicer.end_stream)
 
     async def close(self) -> None:
         """Free what the executor and the metrics page hold."""
@@ -57,6 +63,7 @@ class WorkerService:
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
+        await self._servicer.end_stream()
         await self.server.grpc.stop(0)
         await self.close()
 
@@ -70,14 +77,10 @@ class WorkerService:
 
 
 async def serve(settings: ServiceSettings, executor: Executor, source: ModelSource | None) -> None:
-    """Serve until SIGTERM or SIGINT. The scheduler's stream has no end of its own, so there is nothing to drain."""
-
-    async def no_drain() -> None:
-        return
-
+    """Serve until SIGTERM or SIGINT."""
     service = WorkerService(settings, executor, source)
     await service.start()
     try:
-        await service.server.run_until_stopped(no_drain)
+        await service.run_until_stopped()
     finally:
         await service.close()
