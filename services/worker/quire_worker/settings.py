@@ -1,0 +1,43 @@
+"""What the worker can be told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import ClassVar, Literal
+
+from pydantic import Field, field_validator
+
+from quire_servicekit.settings import ServiceSettings
+
+
+class WorkerSettings(ServiceSettings):
+    """Weights, the KV-block pool and the kernels of one device."""
+
+    service: ClassVar[str] = "worker"
+
+    listen: str = Field("127.0.0.1:8084", description="Address of the gRPC server: host:port or unix:/path.")
+    model: Path | None = Field(
+        None, description="Model to load at once: a .gguf file or a folder with config.json and safetensors."
+    )
+    served_model_name: str = Field("", description="Name that clients use; empty: made from the path.")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
+        "auto", description="Type of weights and activations; auto: float32 on a CPU, bfloat16 on a GPU."
+    )
+    device: str = Field("cpu", description="cpu, cuda or cuda:N.")
+    num_threads: int = Field(0, ge=0, description="Threads of the CPU backend; 0: one per core.")
+    attention: str = Field(
+        "auto", description="Attention backend: auto, cpu, torch, or one that is installed."
+    )
+    pool_memory_bytes: int = Field(
+        0, ge=0, description="What the block pool may take; 0: a share of what is free."
+    )
+
+    @field_validator("model")
+    @classmethod
+    def _absolute(cls, model: Path | None) -> Path | None:
+        """Relative to where the worker was started, and there."""
+        if model is None:
+            return None
+        if not model.exists():
+            raise ValueError("no such file or folder")
+        return model.absolute()
