@@ -35,6 +35,8 @@ class SchedulerService:
             otlp_endpoint=settings.otlp_endpoint,
         )
         self.engine = Engine(settings, self._channel, self._on_ready_change)
+        # The metrics page's real port, once it is served.
+        self.metrics_port: int | None = None
         self._metrics = Metrics("scheduler")
         self._metrics.registry.register(EngineCollector(self.engine))
         self._driving: asyncio.Task[None] | None = None
@@ -49,7 +51,7 @@ class SchedulerService:
     async def start(self) -> None:
         """Listen, then look for the worker."""
         await self.server.start()
-        self._metrics.serve(self._settings.metrics_listen)
+        self.metrics_port = self._metrics.serve(self._settings.metrics_listen)
         self._driving = asyncio.create_task(self.engine.run())
         self._driving.add_done_callback(self._on_driver_end)
 

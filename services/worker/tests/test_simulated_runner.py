@@ -18,7 +18,14 @@ def make_runner(**tokens):
 
 def sequence(slot=0, tokens=(5, 6, 7), blocks=(1,), computed=0, seed=1, index=0, **sampling):
     return NewSequence(
-        slot, list(tokens), len(tokens), computed, list(blocks), SamplingParams(seed=seed, **sampling), (), index
+        slot,
+        list(tokens),
+        len(tokens),
+        computed,
+        list(blocks),
+        SamplingParams(seed=seed, **sampling),
+        (),
+        index,
     )
 
 
@@ -29,8 +36,9 @@ def step(step_id, rows, new=(), **columns):
     )
 
 
-def generate(runner, num_tokens, first=sequence(), first_step=1, chunk=None):
+def generate(runner, num_tokens, first=None, first_step=1, chunk=None):
     """Token ids of one sequence run alone in slot 0, with a block for every 4 tokens."""
+    first = first or sequence()
     num_known, tokens, step_id = len(first.token_ids), [], first_step
     chunk = chunk or num_known
     left = num_known - first.num_computed_tokens

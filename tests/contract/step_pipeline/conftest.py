@@ -145,7 +145,7 @@ class Pipeline:
         await self.worker.__aexit__(None, None, None)
         self.worker = None
 
-    async def start_scheduler(self, **settings):
+    async def start_scheduler(self, *, healthy=True, **settings):
         options = {
             "listen": "127.0.0.1:0", "worker": self._worker_address, "reconnect_delay_s": 0.02, "max_num_seqs": 8,
             "max_num_batched_tokens": 64, **settings,
@@ -155,7 +155,7 @@ class Pipeline:
         channel = connect(self.scheduler.server.address)
         self._stack.push_async_callback(channel.close)
         self.use_channel(channel)
-        await self.until_healthy()
+        await self.until_healthy(healthy)
 
     def use_channel(self, channel):
         """Talk to the scheduler at its other end from now on."""

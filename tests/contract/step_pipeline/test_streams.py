@@ -1,6 +1,5 @@
 """Serve: tokens, ends, aborts and limits, through real scheduler and simulated worker."""
 
-
 import grpc
 import pytest
 from google.rpc import error_details_pb2
