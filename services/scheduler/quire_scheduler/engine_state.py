@@ -28,6 +28,7 @@ class EngineState:
         stats: SchedulerStats,
         acknowledged_step_id: int,
     ) -> None:
+        """`acknowledged_step_id`: the last step planned before; nothing of it is in flight any more."""
         self.index = PrefixIndex(num_blocks, config.block_size, events)
         self.pool = BlockPool(num_blocks, self.index)
         self.cache = PrefixCache(self.index, config.block_size, config.enable_prefix_caching)

@@ -83,7 +83,7 @@ class Planner:
     def _prepare_due(self, draft: Draft, due: list[Sequence]) -> None:
         """Sees to sequences that reached a limit: the longest length, or the end of their last block."""
         if len(due) > self._pool.num_free:
-            # Blocks that come free go to the oldest first, or it might starve.
+            # Oldest first: it must not starve, and whoever got a block in this pass is never the victim of a later one.
             due.sort(key=self._queue.policy.victim_key)
         for sequence in due:
             if sequence.status is not SequenceStatus.RUNNING:
@@ -118,8 +118,6 @@ class Planner:
 
     def _preempt(self, draft: Draft, victim: Sequence) -> None:
         draft.num_preempted += 1
-        draft.new_blocks.pop(victim, None)
-        draft.stalled.discard(victim)
         self._stats.num_preemptions += 1
         victim.num_preemptions += 1
         self._running.remove(victim)

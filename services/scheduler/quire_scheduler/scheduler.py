@@ -35,10 +35,12 @@ class SchedulerCore:
         config: SchedulerConfig,
         observer: LifecycleObserver | None = None,
         event_sink: Callable[[BlockEvent], None] | None = None,
+        first_event_epoch: int = 1,
     ) -> None:
+        """`first_event_epoch` must rise from process to process, or subscribers mistake the new index for the old."""
         self.config = config
         self.stats = SchedulerStats()
-        self.events = BlockEvents(event_sink)
+        self.events = BlockEvents(event_sink, first_event_epoch)
         self.is_draining = False
         self._observer = observer or IgnoringObserver()
         self._queue = WaitingQueue(
@@ -287,10 +289,6 @@ class SchedulerCore:
             sequence.forget_placement()
             sequence.move_to(SequenceStatus.PREEMPTED)
             self._queue.push(sequence)
-        for request in self._registry:
-            for sequence in request.sequences:
-                # Nothing of an earlier life is in flight any more.
-                sequence.last_step_id = -1
         self.events.cleared()
 
     # Ends.

@@ -112,6 +112,16 @@ def test_fair_idling_saves_nothing_up():
     policy.charge("busy", 500, 0)
 
 
+def test_fair_lets_the_preempted_of_a_costly_tenant_come_back_first():
+    """A preempted sequence goes before a tenant with less service: its own has paid for it already."""
+    policy = FairPolicy()
+    costly, cheap = waiting(tenant="costly"), waiting(tenant="cheap")
+    policy.push(cheap)
+    policy.charge("costly", 10_000, 0)
+    policy.push(preempt(costly))
+    assert drain(policy) == [costly, cheap]
+
+
 def test_fair_forgets_tenants_that_lifting_would_overwrite():
     """The counters of tenants long gone do not pile up."""
     policy = FairPolicy()
@@ -143,6 +153,22 @@ def test_under_priority_the_urgent_run_first_and_the_others_are_preempted():
     harness.run()
     assert all(request.sequences[0].num_preemptions == 0 for request in urgent)
     assert sum(request.sequences[0].num_preemptions for request in low) > 0
+    harness.check_ended()
+
+
+def test_the_last_free_block_goes_to_the_more_urgent():
+    """When two sequences need a block and one is left, the urgent one runs, though the other stands before it."""
+    harness = Harness(policy="priority", num_blocks=4, max_model_len=12, enable_prefix_caching=False)
+    low = harness.submit([1, 2, 3], priority=1, max_tokens=9)
+    harness.plan()
+    urgent = harness.submit([4, 5, 6, 7], priority=0, max_tokens=8)
+    harness.plan()
+    harness.apply()
+    plan = harness.plan()
+    assert plan.slots == [urgent.sequences[0].slot]
+    assert sum(plan.num_new_blocks) == 1
+    harness.run()
+    assert low.sequences[0].num_preemptions == 1
     harness.check_ended()
 
 

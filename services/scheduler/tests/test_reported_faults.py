@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+
 import pytest
 
+from quire_scheduler.draft import Draft
 from quire_scheduler.errors import QueueFull
 from quire_scheduler.request import FinishReason, SequenceStatus
 
@@ -177,8 +180,70 @@ def test_fault_26_preemptions_are_bounded_and_every_step_makes_progress():
     harness.run()
     # Blocks of the longest sequence: 21. The bound by doubling headroom is log2(21) + 2, rounded up.
     assert max(r.sequences[0].num_preemptions for r in requests) <= 7
+    assert sum(r.sequences[0].num_preemptions for r in requests) > 12
     total_outputs = sum(len(harness.output(r)) for r in requests)
     assert harness.core.stats.num_steps <= total_outputs
+    harness.check_ended()
+
+
+@pytest.mark.parametrize(("seed", "num_blocks", "num_older"), [(80, 45, 16), (59, 45, 16), (76, 30, 12)])
+def test_fault_26_a_preempted_sequence_comes_back_with_room_to_stay(seed, num_blocks, num_older):
+    """Beside older sequences that end one by one, the youngest is not let in and pushed out again at each end."""
+    rng = random.Random(seed)
+    harness = Harness(num_blocks=num_blocks, max_num_seqs=17, max_num_batched_tokens=128, max_model_len=124)
+    lengths = [(rng.randint(1, 12), rng.randint(5, 100)) for _ in range(num_older)] + [(60, 60)]
+    requests = [
+        harness.submit(prompt(length, i), max_tokens=outputs, seed=i)
+        for i, (length, outputs) in enumerate(lengths)
+    ]
+    harness.run()
+    assert 1 <= max(request.sequences[0].num_preemptions for request in requests) <= 3
+    harness.check_ended()
+
+
+def test_fault_26_nothing_is_admitted_in_a_pass_that_preempted():
+    """Blocks taken from a running sequence go to running ones, not to a newcomer in the same pass."""
+    harness = Harness(
+        policy="priority",
+        num_blocks=8,
+        max_num_batched_tokens=64,
+        max_steps_in_flight=1,
+        max_model_len=28,
+        enable_prefix_caching=False,
+    )
+    running = [harness.submit(prompt(8, start=i), max_tokens=20, priority=1) for i in range(3)]
+    harness.step()
+    harness.submit(prompt(3), max_tokens=3, priority=0)
+    preempting = []
+    while harness.core.num_requests:
+        before = harness.core.stats.num_preemptions
+        plan = harness.plan()
+        if harness.core.stats.num_preemptions > before:
+            preempting.append(plan)
+        if plan is not None:
+            harness.apply()
+    assert preempting
+    assert all(not plan.new_sequences for plan in preempting)
+    assert sum(request.sequences[0].num_preemptions for request in running) >= len(preempting)
+    harness.check_ended()
+
+
+def test_fault_26_a_preempted_sequence_waits_for_its_tokens_in_flight():
+    """A preempted sequence is not let in again before the results of its earlier life are in: no token comes twice."""
+    harness = Harness()
+    request = harness.submit(prompt(6), max_tokens=8)
+    harness.plan()
+    harness.plan()
+    sequence = request.sequences[0]
+    engine = harness.core._engine
+    engine.planner._preempt(Draft(step_id=3, now_s=0.0), sequence)
+    harness.apply()
+    assert harness.plan() is None
+    harness.apply()
+    plan = harness.plan()
+    assert plan.new_sequences[0].token_ids == prompt(6) + harness.output(request)
+    assert len(harness.output(request)) == 2
+    harness.run()
     harness.check_ended()
 
 

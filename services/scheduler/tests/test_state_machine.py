@@ -188,6 +188,19 @@ VARIANTS = {
     "small budget": {"max_num_batched_tokens": 5},
     "much preemption": {"num_blocks": 17, "max_num_seqs": 8, "max_num_batched_tokens": 32},
     "much preemption by priority": {"num_blocks": 17, "max_num_seqs": 8, "policy": "priority"},
+    "preemption amid chunks": {
+        "num_blocks": 17,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 9,
+        "long_prefill_token_threshold": 2,
+    },
+    "preemption amid chunks, shallow": {
+        "num_blocks": 17,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 9,
+        "long_prefill_token_threshold": 2,
+        "max_steps_in_flight": 1,
+    },
     "worker lost": {"lose_worker_at": 9},
     "one sequence at a time": {"max_num_seqs": 1},
 }
