@@ -146,7 +146,12 @@ class Detokenizer:
     async def _run(self) -> None:
         num_failures, down_since = 0, 0.0
         while True:
-            address, channel = await self._replicas.pick()
+            try:
+                async with asyncio.timeout(self._resume_timeout_s):
+                    address, channel = await self._replicas.pick()
+            except TimeoutError:
+                self._fail_all()
+                continue
             try:
                 await self._serve(channel)
             except (grpc.aio.AioRpcError, BrokenStreamError) as failure:

@@ -102,12 +102,10 @@ class Gateway:
         )
         add(self.server, add_AdminServicer_to_server, operations)
 
-    def _hello(self) -> serve_pb2.Hello:
-        info = self.tokenizer.info
-        return serve_pb2.Hello(
-            gateway_id=self.settings.gateway_id,
-            tokenizer_fingerprint=info.fingerprint if info is not None else "",
-        )
+    async def _hello(self) -> serve_pb2.Hello:
+        # Only with a tokenizer can an engine be checked against it, and tokens be text.
+        info = await self.tokenizer.wait_known()
+        return serve_pb2.Hello(gateway_id=self.settings.gateway_id, tokenizer_fingerprint=info.fingerprint)
 
     def _refusal_of(self, model: ServedModel) -> str | None:
         """An engine whose model has fewer token ids than the tokenizer would be asked for rows it does not have."""

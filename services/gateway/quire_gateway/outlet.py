@@ -97,9 +97,9 @@ class Outlet:
         for sequence in dirty:
             sequence.is_dirty = False
         if self._error is not None:
+            self._is_released = True
             if not dirty:
                 raise self._error
-            self._is_released = True
         return dirty
 
     def _resolve_accepted(self) -> None:

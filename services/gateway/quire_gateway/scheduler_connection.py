@@ -7,7 +7,7 @@ decide.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 import grpc
@@ -51,7 +51,7 @@ class SchedulerConnection:
         self,
         address: str,
         channel: grpc.aio.Channel,
-        hello: Callable[[], serve_pb2.Hello],
+        hello: Callable[[], Awaitable[serve_pb2.Hello]],
         listener: Listener,
     ) -> None:
         self.address, self._channel, self._hello, self._listener = address, channel, hello, listener
@@ -135,11 +135,12 @@ class SchedulerConnection:
 
     async def _serve(self) -> None:
         """One stream, until it breaks: raises AioRpcError, BrokenStreamError, TimeoutError or FailedPrecondition."""
+        hello = await self._hello()
         call: Any = scheduler_service_pb2_grpc.SchedulerStub(self._channel).Serve()
         writer: asyncio.Task[None] | None = None
         try:
             async with asyncio.timeout(_READY_TIMEOUT_S):
-                await call.write(serve_pb2.ServeRequest(hello=self._hello()))
+                await call.write(serve_pb2.ServeRequest(hello=hello))
                 first = await read(call)
             self._become_ready(first.ready)
             writer = start_writer(call, self._write(call), "scheduler writer")

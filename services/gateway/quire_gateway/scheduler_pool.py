@@ -244,15 +244,10 @@ class SchedulerPool:
         if not request.is_accepted:
             self._accepted(request, 0)
         sequence = request.sequences[row.sequence_index]
+        # Every token that is received is also fed: an engine that goes on elsewhere goes on behind it.
         sequence.received_token_ids += row.token_ids
-        reason = None
-        if row.finish_reason:
-            error = error_of_finish(row.finish_reason)
-            if error is not None:
-                connection.forget(request, abort=True)
-                self._failed(connection, request, error)
-                return
-            reason = FINISH_REASONS[row.finish_reason]
+        reason = FINISH_REASONS.get(row.finish_reason)
+        if reason is not None:
             sequence.is_engine_done = True
             connection.num_dispatched -= 1
             request.num_on_engine -= 1
@@ -260,7 +255,11 @@ class SchedulerPool:
             self._detokenizer.feed(sequence, row.token_ids, row.logprobs, sampled_at_unix_us, reason)
         else:
             sequence.deliver("", row.token_ids, row.logprobs, sampled_at_unix_us, reason)
-        if reason is not None and not request.unfinished:
+        error = error_of_finish(row.finish_reason) if row.finish_reason else None
+        if error is not None:
+            connection.forget(request, abort=True)
+            self._failed(connection, request, error)
+        elif reason is not None and not request.unfinished:
             connection.forget(request, abort=False)
 
     def _rejected(self, connection: SchedulerConnection, request: ActiveRequest, error: QuireError) -> None:

@@ -91,6 +91,12 @@ class TokenizerClient:
         """At least one replica answers."""
         return any(replica.is_usable for replica in self._replicas)
 
+    async def wait_known(self) -> TokenizerInfo:
+        """What the tokenizer is; waits for the first replica's answer."""
+        while self.info is None:
+            await self._wait_for_change()
+        return self.info
+
     async def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """The token ids of each text."""
         request = encode_pb2.EncodeRequest(texts=texts, add_special_tokens=add_special_tokens)

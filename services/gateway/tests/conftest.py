@@ -35,6 +35,9 @@ fakes = _load_fakes()
 from quire_gateway.main import Gateway  # noqa: E402
 from quire_gateway.settings import GatewaySettings  # noqa: E402
 
+#: No test waits longer for an answer: a hang is a failure that says where.
+_TIMEOUT_S = 15
+
 
 @dataclass
 class Answer:
@@ -92,8 +95,9 @@ class Client:
     async def post(self, method: str, body: dict[str, Any] | bytes, **metadata: str) -> Answer:
         """A whole answer."""
         call = self.start(method, body, **metadata)
-        messages = [message async for message in call]
-        headers = {key: value for key, value in await call.initial_metadata()}
+        async with asyncio.timeout(_TIMEOUT_S):
+            messages = [message async for message in call]
+        headers = dict(await call.initial_metadata())
         status = int(headers.get("x-http-status", "200"))
         assert all(not message.content_type for message in messages[1:])
         return Answer(status, headers, messages[0].content_type, [message.data for message in messages])
@@ -112,7 +116,7 @@ class Client:
         """GET /v1/models/{name}."""
         call = self.openai.GetModel(openai_service_pb2.GetModelRequest(model=name))
         message = await call
-        headers = {key: value for key, value in await call.initial_metadata()}
+        headers = dict(await call.initial_metadata())
         return Answer(int(headers.get("x-http-status", "200")), headers, message.content_type, [message.data])
 
 

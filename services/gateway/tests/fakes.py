@@ -38,6 +38,7 @@ class FakeTokenizer(tokenizer_service_pb2_grpc.TokenizerServicer):
         self.has_chat_template = True
         self.num_streams = 0
         self.num_batches = 0
+        self.num_described = 0
         self.rendered: list[Any] = []
         #: Seconds that a batch takes.
         self.delay_s = 0.0
@@ -76,6 +77,7 @@ class FakeTokenizer(tokenizer_service_pb2_grpc.TokenizerServicer):
         self, request: vocabulary_pb2.GetTokenizerRequest, context: Any
     ) -> vocabulary_pb2.GetTokenizerResponse:
         """The constants above."""
+        self.num_described += 1
         return vocabulary_pb2.GetTokenizerResponse(
             fingerprint=self.fingerprint,
             vocab_size=self.vocab_size,
