@@ -95,7 +95,7 @@ async def compare(servers: list[Server], args: argparse.Namespace) -> dict[str, 
             workload = NAMED[name](args.seed + repeat)
             for server in turn:
                 await asyncio.sleep(SETTLE_S)
-                with exclusive(args.lock):
+                async with exclusive(args.lock):
                     summary = await run_once(server, workload)
                 runs[name][server.name].append(summary)
                 console.print(
@@ -134,7 +134,7 @@ async def start(args: argparse.Namespace, stack: AsyncExitStack) -> dict[str, tu
         lock = (
             args.lock if name == "quire" else None
         )  # the peer compiles for minutes: nobody should wait for that
-        with exclusive(lock):
+        async with exclusive(lock):
             server = await stack.enter_async_context(running(name, command, url, log, ready_timeout_s=600.0))
             servers[name] = (server, round(await first_token_s(server), 3))
         console.print(f"{name}: first token {servers[name][1]:.1f} s after its start")

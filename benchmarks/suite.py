@@ -129,7 +129,7 @@ async def with_suite(args: argparse.Namespace, step_ms: float, phase: Any) -> di
         log = Path(folder) / "suite.log"
         url = f"http://127.0.0.1:{args.port}/v1"
         async with running("the suite", command, url, log, ready_timeout_s=120.0) as server:
-            with exclusive(args.lock):
+            async with exclusive(args.lock):
                 found: dict[str, Any] = await phase(server, args)
             return found
 

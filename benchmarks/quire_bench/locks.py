@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
+POLL_S = 0.02
 
-@contextmanager
-def exclusive(path: Path | None) -> Iterator[None]:
-    """Hold the file's lock; waits for it. Nothing is done without a path."""
+
+@asynccontextmanager
+async def exclusive(path: Path | None) -> AsyncIterator[None]:
+    """Hold the file's lock; waits for it, and can be cancelled meanwhile. Nothing is done without a path."""
     if path is None:
         yield
         return
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield  # closing the file gives the lock back
+    with path.open("a") as file:  # closing the file gives the lock back
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                await asyncio.sleep(POLL_S)
+        yield

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import socket
 import sys
@@ -100,12 +101,18 @@ def test_programs_are_named_by_their_command(command: tuple[str, ...], name: str
     assert program_name(ProcessInfo(1, 0, command, 0.0)) == name
 
 
-def test_lock_is_held_alone(tmp_path: Path) -> None:
-    """While one holds the lock another cannot take it; afterwards it can."""
-    import fcntl
-
+async def test_lock_is_held_alone(tmp_path: Path) -> None:
+    """While one holds the lock another waits for it; afterwards it has it."""
     path = tmp_path / "lock"
-    with path.open("a") as other:
-        with exclusive(path), pytest.raises(BlockingIOError):
-            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    order = []
+
+    async def second() -> None:
+        async with exclusive(path):
+            order.append("second")
+
+    async with exclusive(path):
+        waiting = asyncio.create_task(second())
+        await asyncio.sleep(0.05)
+        order.append("first")
+    await waiting
+    assert order == ["first", "second"]
