@@ -105,6 +105,7 @@ class ConversationRenderer:
                 "add_generation_prompt": not continued if add_prompt is None else add_prompt,
             }
         )
+        _check_unicode(text)
         return _cut_at_mark(text) if continued else text
 
     def _compile(self, source: str) -> ChatTemplate:
@@ -193,6 +194,14 @@ def _mark_final(messages: list[dict[str, Any]]) -> None:
     raise InvalidRequest(
         CONTENT_FIELD.format(len(messages) - 1), "a text where continue_final_message is true", content
     )
+
+
+def _check_unicode(text: str) -> None:
+    """JSON can escape half of a surrogate pair, which is no character and can't be encoded."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest("messages", "free of lone surrogates", ascii(text[error.start])) from error
 
 
 def _cut_at_mark(text: str) -> str:

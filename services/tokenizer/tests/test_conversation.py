@@ -160,6 +160,14 @@ def test_malformed_conversation_names_the_field(renderer, conversation, field):
     assert caught.value.field == field
 
 
+def test_lone_surrogate_is_refused(renderer):
+    """Half of a surrogate pair, which JSON can write, is the client's error; a whole pair is a character."""
+    whole = Conversation(['{"role": "user", "content": "\\ud83d\\ude00"}'])
+    assert renderer().render(whole) == "[user]\U0001f600\n[assistant]"
+    with pytest.raises(InvalidRequest, match="surrogates"):
+        renderer().render(Conversation(['{"role": "user", "content": "\\ud83d"}']))
+
+
 def test_long_conversation_is_refused_with_numbers(renderer):
     """The limit and the length given are in the message."""
     with pytest.raises(InvalidRequest, match="at most 100 characters, got") as caught:
