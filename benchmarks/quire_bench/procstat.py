@@ -61,6 +61,14 @@ def proportional_set_bytes(root_pids: Iterable[int]) -> int:
     return total
 
 
+def machine_busy_s() -> float:
+    """Processor time, of all processors together, that the machine has spent on anything since it started."""
+    user, nice, system, _idle, _iowait, irq, softirq, *_ = (
+        int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]
+    )
+    return (user + nice + system + irq + softirq) / TICKS_PER_S
+
+
 class CpuMeter:
     """Processor time that trees use between `start` and `stop`, by a label that `label` gives each process."""
 
