@@ -15,7 +15,7 @@ from pathlib import Path
 
 from quire_launcher.child import Child, Command, describe_exit
 
-#: A process that ran this long before it ended is restarted at once.
+#: A process that ran this long before it ended is restarted at once, as after its first end.
 STEADY_S = 30.0
 FIRST_BACKOFF_S = 0.5
 MAX_BACKOFF_S = 10.0
@@ -139,7 +139,8 @@ class Supervisor:
 
     async def _keep(self, name: str) -> None:
         """Wait for the process to end and start it again, for ever."""
-        backoff_s = FIRST_BACKOFF_S
+        # The first end is taken for an accident, and requests wait for the process: only one that keeps ending is paused.
+        pause_s = 0.0
         while True:
             child = self.children[name]
             status = await child.wait()
@@ -148,13 +149,12 @@ class Supervisor:
                 return
             self.restarts[name] += 1
             self._set(name, State.RESTARTING)
-            ran_s = time.monotonic() - child.started_at
-            backoff_s = FIRST_BACKOFF_S if ran_s >= STEADY_S else min(backoff_s * 2, MAX_BACKOFF_S)
-            pause_s = 0.0 if ran_s >= STEADY_S else backoff_s / 2
-            self._notify(
-                name, f"{describe_exit(status)}, restarting" + (f" in {pause_s:g} s" if pause_s else "")
-            )
+            if time.monotonic() - child.started_at >= STEADY_S:
+                pause_s = 0.0
+            when = f" in {pause_s:g} s" if pause_s else ""
+            self._notify(name, f"{describe_exit(status)}, restarting{when}")
             await asyncio.sleep(pause_s)
+            pause_s = min(max(2 * pause_s, FIRST_BACKOFF_S), MAX_BACKOFF_S)
             await self._start(name)
             await self._until_ready_or_ended(name)
 

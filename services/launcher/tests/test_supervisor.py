@@ -96,13 +96,14 @@ async def test_what_ends_is_restarted(supervisor, make_spec, events, monkeypatch
 
 
 async def test_restarts_slow_down(supervisor, make_spec, events, monkeypatch):
-    """A process that ends again and again is restarted after longer and longer pauses."""
+    """A process is restarted at once, and after longer and longer pauses when it ends again and again."""
     monkeypatch.setattr(supervisor_module, "FIRST_BACKOFF_S", 0.02)
     await supervisor.launch(make_spec("a", "import pathlib; pathlib.Path('ready').touch()"))
     keep = asyncio.create_task(supervisor.run())
-    await until(lambda: supervisor.restarts["a"] >= 3)
+    await until(lambda: supervisor.restarts["a"] >= 4)
     keep.cancel()
     pauses = [float(text.split(" in ")[1].split()[0]) for _, text in events.notes if "restarting in" in text]
+    assert events.notes[0] == ("a", "exited with status 0, restarting")
     assert pauses[:3] == [0.02, 0.04, 0.08]
 
 
