@@ -139,7 +139,7 @@ class Supervisor:
 
     async def _keep(self, name: str) -> None:
         """Wait for the process to end and start it again, for ever."""
-        # The first end is taken for an accident, and requests wait for the process: only one that keeps ending is paused.
+        # The first end is taken for an accident, and requests wait for the process; only one that keeps ending waits.
         pause_s = 0.0
         while True:
             child = self.children[name]
