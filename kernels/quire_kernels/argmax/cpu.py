@@ -45,9 +45,7 @@ def argmax_task(parameters, counter, thread, num_threads):
         int32_at(p[_OUT])[row] = np.int32(index)
 
 
-def bind(
-    x: NDArray[np.float32], size: int, out: NDArray[np.int32], num_rows: NDArray[np.int64]
-) -> BoundTask:
+def bind(x: NDArray[np.float32], size: int, out: NDArray[np.int32], num_rows: NDArray[np.int64]) -> BoundTask:
     """A program step: index of the largest of the first `size` values of each of the first num_rows[0] rows of x."""
     if not 0 < size <= x.shape[1]:
         raise ValueError(f"size must be in 1..{x.shape[1]}, got {size}")

@@ -6,6 +6,7 @@ Call `prepare_process()` first thing in a process that will run CPU kernels.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import os
 from pathlib import Path
 
@@ -39,3 +40,8 @@ def prepare_process() -> None:
         # No writable cache: numba then compiles at every start, which is slow but right.
         return
     os.environ["NUMBA_CACHE_DIR"] = str(folder)
+
+
+def has_compiler() -> bool:
+    """Whether the CPU kernels can be compiled here; without it, operations run their plain torch reference."""
+    return importlib.util.find_spec("numba") is not None

@@ -119,7 +119,9 @@ def spin_hint(typing_context: Any) -> Any:
 
 
 @intrinsic
-def call_task(typing_context: Any, function: Any, record: Any, counter: Any, thread: Any, num_threads: Any) -> Any:
+def call_task(
+    typing_context: Any, function: Any, record: Any, counter: Any, thread: Any, num_threads: Any
+) -> Any:
     """Call the task at an address: task(record, counter, thread, num_threads), all int64."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:

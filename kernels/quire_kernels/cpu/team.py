@@ -37,7 +37,11 @@ TASK_SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
 def task(function: Any) -> Any:
     """Decorator: compile a task (cached on disk). Floating-point sums may be reordered, never assumed finite."""
     return cfunc(
-        TASK_SIGNATURE, nopython=True, cache=True, error_model="numpy", fastmath={"reassoc", "contract", "nsz"}
+        TASK_SIGNATURE,
+        nopython=True,
+        cache=True,
+        error_model="numpy",
+        fastmath={"reassoc", "contract", "nsz"},
     )(function)
 
 
@@ -129,7 +133,9 @@ def parallel_region() -> Any | None:
     import torch
 
     library = Path(torch.__file__).parent / "lib"
-    for path in sorted([*library.glob("libgomp*.so*"), *library.parent.parent.glob("torch.libs/libgomp*.so*")]):
+    for path in sorted(
+        [*library.glob("libgomp*.so*"), *library.parent.parent.glob("torch.libs/libgomp*.so*")]
+    ):
         handle = ctypes.CDLL(str(path))
         function = getattr(handle, "GOMP_parallel", None)
         if function is not None:
@@ -142,3 +148,8 @@ def parallel_region() -> Any | None:
 def available_cores() -> int:
     """Cores this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def run_once(step: BoundTask, num_threads: int | None = None) -> None:
+    """Run a single bound task, for callers that have no program to put it in."""
+    Program([step], num_threads or available_cores()).run()

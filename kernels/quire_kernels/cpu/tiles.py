@@ -92,7 +92,11 @@ class _Emitter:
     def loop(self, count: Any, carried: Values, body: Callable[[Any, Values], Values]) -> Values:
         """Run body(index, carried) `count` >= 1 times; returns the carried values at the end."""
         builder = self.builder
-        entry, head, done = builder.block, builder.append_basic_block("loop"), builder.append_basic_block("done")
+        entry, head, done = (
+            builder.block,
+            builder.append_basic_block("loop"),
+            builder.append_basic_block("done"),
+        )
         builder.branch(head)
         builder.position_at_end(head)
         index = builder.phi(_I64)
@@ -110,14 +114,18 @@ class _Emitter:
 
     # Weights: each method visits all of K in ascending order and calls use(k, vectors, carried) -> carried.
 
-    def walk_weights(self, kind: str, weights: Any, row_stride: Any, k: Any, carried: Values, use: Any) -> Values:
+    def walk_weights(
+        self, kind: str, weights: Any, row_stride: Any, k: Any, carried: Values, use: Any
+    ) -> Values:
         if kind == "q4_1":
             return self._walk_q4_1(weights, k, carried, use)
         if kind == "q8_0":
             return self._walk_q8_0(weights, k, carried, use)
         return self._walk_plain(kind, weights, row_stride, k, carried, use)
 
-    def _walk_plain(self, kind: str, weights: Any, row_stride: Any, k: Any, carried: Values, use: Any) -> Values:
+    def _walk_plain(
+        self, kind: str, weights: Any, row_stride: Any, k: Any, carried: Values, use: Any
+    ) -> Values:
         builder, shape = self.builder, self.shape
         size = 4 if kind == "f32" else 2
         row_bytes = builder.mul(row_stride, self.const(size))
@@ -174,7 +182,9 @@ class _Emitter:
         shape = self.shape
         return [
             self.builder.fpext(
-                self.load(self.builder.add(address, self.const(2 * j * shape.lanes)), shape.vector(ir.HalfType())),
+                self.load(
+                    self.builder.add(address, self.const(2 * j * shape.lanes)), shape.vector(ir.HalfType())
+                ),
                 shape.vector(),
             )
             for j in range(shape.num_vectors)
@@ -223,7 +233,10 @@ class _Emitter:
                 for j in range(shape.num_vectors):
                     raw = self.load(builder.add(row, self.const(j * shape.lanes)), shape.vector(_I8))
                     both = builder.zext(raw, wide)
-                    for nibble, into in ((builder.and_(both, fifteen), low), (builder.lshr(both, four), high)):
+                    for nibble, into in (
+                        (builder.and_(both, fifteen), low),
+                        (builder.lshr(both, four), high),
+                    ):
                         number = builder.uitofp(nibble, shape.vector())
                         into.append(self.fma(number, scales[j], minima[j]))
                 first = self.at(builder.mul(index, self.const(2)), block_index, QUANT_BLOCK)

@@ -18,7 +18,10 @@ _WORD = np.uint64(0xFFFFFFFF)
 def random_words(seed: int, sequence_index: int, position: int, size: int) -> NDArray[np.uint32]:
     """32 random bits for each of the token ids 0 .. size - 1."""
     groups = -(-size // 4)
-    counter = [np.arange(groups, dtype=np.uint64), *(np.full(groups, v, np.uint64) for v in (position, sequence_index, 0))]
+    counter = [
+        np.arange(groups, dtype=np.uint64),
+        *(np.full(groups, v, np.uint64) for v in (position, sequence_index, 0)),
+    ]
     keys = [seed & 0xFFFFFFFF, seed >> 32 & 0xFFFFFFFF]
     for _ in range(ROUNDS):
         first = counter[0] * np.uint64(MULTIPLIERS[0])

@@ -49,7 +49,9 @@ def _finish(epilogue, values, rows, out, out_stride, tile, bias):
         at = r * out_stride
         if epilogue == GATED_SILU:
             for c in range(_LANES):
-                target[at + tile * _LANES + c] = silu(source[r * _COLUMNS + c]) * source[r * _COLUMNS + _LANES + c]
+                target[at + tile * _LANES + c] = (
+                    silu(source[r * _COLUMNS + c]) * source[r * _COLUMNS + _LANES + c]
+                )
             continue
         if bias != 0:
             offsets = float32_at(bias)
@@ -74,7 +76,6 @@ def linear_task(parameters, counter, thread, num_threads):
     values = p[_SCRATCH] + thread * p[_SCRATCH_BYTES]
     expanded = values + 4 * _MAX_ROWS * _COLUMNS
     passes = (rows + _MAX_ROWS - 1) // _MAX_ROWS
-    height = _HEIGHT[(rows + passes - 1) // passes]
     draw = max(1, p[_TILES] // (num_threads * _DRAWS_PER_THREAD))
     while True:
         first = atomic_add(counter, draw)
@@ -87,12 +88,17 @@ def linear_task(parameters, counter, thread, num_threads):
                 _panel(kind, weights, k, expanded)
                 weights = expanded
                 kind = 0
-            for row in range(0, rows, height):
+            row = 0
+            for done in range(passes):
+                # Even heights: 32 rows are 12 + 10 + 10, not 14 + 14 and a thin rest.
+                left = passes - done
+                height = _HEIGHT[(rows - row + left - 1) // left]
                 count = min(height, rows - row)
                 x = p[_X] + 4 * row * p[_X_STRIDE]
-                _tile(kind, _HEIGHT[count], weights, _COLUMNS, x, p[_X_STRIDE], k, values, _COLUMNS)
+                _tile(kind, height, weights, _COLUMNS, x, p[_X_STRIDE], k, values, _COLUMNS)
                 out = p[_OUT] + 4 * row * p[_OUT_STRIDE]
                 _finish(p[_EPILOGUE], values, count, out, p[_OUT_STRIDE], tile, p[_BIAS])
+                row += count
 
 
 def scratch(num_threads: int, max_inputs: int) -> NDArray[np.uint8]:

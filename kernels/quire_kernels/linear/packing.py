@@ -14,6 +14,7 @@ from quire_kernels.cpu.memory import zeros
 from quire_kernels.cpu.target import TARGET
 from quire_kernels.linear.rows import BLOCK_BYTES, PLAIN_DTYPES, WeightRows
 
+
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
     """A matrix in tiles. data: uint8 [num_tiles * tile bytes]; outputs are padded with zeros to whole tiles.
@@ -66,7 +67,9 @@ def _same_kind(parts: Sequence[WeightRows]) -> list[WeightRows]:
     return [WeightRows("f32", part.num_inputs, part.to_float32()) for part in parts]
 
 
-def _pack(parts: list[WeightRows], order: NDArray[np.int64], num_outputs: int, *, gated: bool) -> PackedLinear:
+def _pack(
+    parts: list[WeightRows], order: NDArray[np.int64], num_outputs: int, *, gated: bool
+) -> PackedLinear:
     """order: for each packed column the row it comes from, -1 for padding."""
     kind, k, columns = parts[0].kind, parts[0].num_inputs, TARGET.tile_columns
     num_tiles = -(-len(order) // columns)

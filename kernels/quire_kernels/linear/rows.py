@@ -31,7 +31,9 @@ class WeightRows:
             raise ValueError(f"weight kind must be one of {KINDS}, got {self.kind!r}")
         if self.kind in BLOCK_BYTES:
             if self.num_inputs % QUANT_BLOCK:
-                raise ValueError(f"{self.kind} needs a multiple of {QUANT_BLOCK} inputs, got {self.num_inputs}")
+                raise ValueError(
+                    f"{self.kind} needs a multiple of {QUANT_BLOCK} inputs, got {self.num_inputs}"
+                )
             expected = (np.dtype(np.uint8), self.num_inputs // QUANT_BLOCK * BLOCK_BYTES[self.kind])
         else:
             expected = (PLAIN_DTYPES[self.kind], self.num_inputs)

@@ -27,7 +27,9 @@ _MAX_ROWS = _ROW_STEPS[-1]
 _HEIGHT = np.array([min(s for s in _ROW_STEPS if s >= n) for n in range(_MAX_ROWS + 1)], dtype=np.int64)
 _WIDTH = TARGET.tile_columns
 # A tile of 16 keys is one vector wide on a wide machine: two chains of sums then hide the latency of one.
-_scores_tile = make_tile(("f32",), _ROW_STEPS, _KEYS // TARGET.lanes, chains=2 if TARGET.lanes == _KEYS else 1)
+_scores_tile = make_tile(
+    ("f32",), _ROW_STEPS, _KEYS // TARGET.lanes, chains=2 if TARGET.lanes == _KEYS else 1
+)
 _values_tile = make_tile(("f32",), _ROW_STEPS, 2, accumulate=True)
 
 (
@@ -120,7 +122,15 @@ def _attend(p, sequence, first, tokens, kv_head, room):
                 at = chunk + key
                 base = keys_at + np.int64(table[at // block]) * block_bytes + 4 * (at % block)
                 _scores_tile(
-                    0, height, base, block, room + 4 * r * size, size, size, scores_at + 4 * (r * CHUNK + key), CHUNK
+                    0,
+                    height,
+                    base,
+                    block,
+                    room + 4 * r * size,
+                    size,
+                    size,
+                    scores_at + 4 * (r * CHUNK + key),
+                    CHUNK,
                 )
         for r in range(rows):
             visible = position + r // group + 1
@@ -149,30 +159,40 @@ def _attend(p, sequence, first, tokens, kv_head, room):
                 target[g * size + i] = output[r * size + i] * inverse
 
 
+@njit(inline="always")
+def _tiles_of(starts, sequence, per_tile):
+    return (np.int64(starts[sequence + 1] - starts[sequence]) + per_tile - 1) // per_tile
+
+
 @task
 def paged_attention_task(parameters, counter, thread, num_threads):
-    """Attention of int64_at(p[_SEQS])[0] sequences; pieces are drawn in order, so each thread only moves forward."""
+    """Attention of int64_at(p[_SEQS])[0] sequences.
+
+    Pieces are drawn in order, so each thread only moves forward. Heads are outermost: sequences that share a prefix,
+    and tiles of one prefill, then find its keys and values in the cache.
+    """
     p = int64_at(parameters)
     num_seqs = int64_at(p[_SEQS])[0]
     starts = int32_at(p[_STARTS])
     per_tile = max(1, _MAX_ROWS // (p[_H] // p[_G]))
     room = p[_SCRATCH] + thread * p[_SCRATCH_BYTES]
-    sequence = 0
-    passed = 0
+    num_tiles = 0
+    for sequence in range(num_seqs):
+        num_tiles += _tiles_of(starts, sequence, per_tile)
+    head, sequence, passed = 0, 0, 0
     while True:
         piece = atomic_add(counter, 1)
-        while sequence < num_seqs:
-            queries = np.int64(starts[sequence + 1] - starts[sequence])
-            pieces = (queries + per_tile - 1) // per_tile * p[_G]
-            if piece < passed + pieces:
-                break
-            passed += pieces
-            sequence += 1
-        if sequence >= num_seqs:
+        if piece >= num_tiles * p[_G]:
             break
-        local = piece - passed
-        first = local // p[_G] * per_tile
-        _attend(p, sequence, first, min(per_tile, queries - first), local % p[_G], room)
+        if piece // num_tiles != head:
+            head, sequence, passed = piece // num_tiles, 0, 0
+        tile = piece - head * num_tiles
+        while tile - passed >= _tiles_of(starts, sequence, per_tile):
+            passed += _tiles_of(starts, sequence, per_tile)
+            sequence += 1
+        first = (tile - passed) * per_tile
+        queries = np.int64(starts[sequence + 1] - starts[sequence])
+        _attend(p, sequence, first, min(per_tile, queries - first), head, room)
 
 
 def scratch(num_threads: int, group: int, head_dim: int) -> NDArray[np.uint8]:

@@ -50,7 +50,9 @@ def bind(
     """
     size = weight.shape[0]
     if x.shape[1] < size or out.shape[1] < size:
-        raise ValueError(f"x [.., {x.shape[1]}] and out [.., {out.shape[1]}] are narrower than the weight, {size}")
+        raise ValueError(
+            f"x [.., {x.shape[1]}] and out [.., {out.shape[1]}] are narrower than the weight, {size}"
+        )
     return bound(
         rms_norm_task, num_rows, x, x.shape[1], weight, size, float(eps), out, out.shape[1],
         selection,

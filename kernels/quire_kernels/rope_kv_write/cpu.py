@@ -90,7 +90,9 @@ def bind(
     """
     _, _, kv_heads, block_size, head_dim = pool.shape
     if qkv.shape[1] < (num_heads + 2 * kv_heads) * head_dim:
-        raise ValueError(f"qkv rows of {qkv.shape[1]} hold no {num_heads} + 2 * {kv_heads} heads of {head_dim}")
+        raise ValueError(
+            f"qkv rows of {qkv.shape[1]} hold no {num_heads} + 2 * {kv_heads} heads of {head_dim}"
+        )
     if cos.shape[1] * 2 != head_dim or head_dim % 2:
         raise ValueError(f"cos and sin have {cos.shape[1]} columns, a head of {head_dim} needs half of that")
     return bound(
