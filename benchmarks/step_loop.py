@@ -1,11 +1,12 @@
 """Measure the step loop: scheduler and simulated worker as processes, over real gRPC, read through one Serve stream.
 
-    python benchmarks/step_loop.py [--sequences 256] [--steps 3000]
+    python benchmarks/step_loop.py [--sequences 256] [--steps 3000] [--step-ms 0]
 
-All sequences decode, with two steps in flight and no model time, so what is measured is the machinery itself. The last
-line of stdout is one JSON object: `plan_apply_ms` (the scheduler's planning and applying, per step), `steps_per_s` (the
-consumer included) and the split of the scheduler's time per step; transport is the processor time of its process that
-no phase accounts for (gRPC, the event loop).
+All sequences decode, with two steps in flight and, by default, no model time, so what is measured is the machinery
+itself. The last line of stdout is one JSON object: `plan_apply_ms` (the scheduler's planning and applying, per step),
+`steps_per_s` (the consumer included) and the split of the scheduler's time per step; transport is the processor time of
+its process that no phase accounts for (gRPC, the event loop); `frame_ms` is from the worker's sampling to the client's
+having the frame.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import re
 import resource
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -95,7 +97,8 @@ def running_pair(args: argparse.Namespace) -> Iterator[Pair]:
     python, quiet = [sys.executable, "-m"], ["--log-level", "warning"]
     sizes = ["--max-model-len", str(num_tokens + 64)]
     commands = [
-        [*python, "quire_worker.simulated.main", "--listen", worker, "--num-blocks", str(num_blocks), *sizes, *quiet],
+        [*python, "quire_worker.simulated.main", "--listen", worker, "--num-blocks", str(num_blocks),
+         "--step-base-ms", str(args.step_ms), *sizes, *quiet],
         [
             *python, "quire_scheduler.main", "--listen", scheduler, "--worker", worker, "--metrics-listen", metrics,
             "--max-num-seqs", str(args.sequences), "--max-steps-in-flight", str(args.in_flight), *quiet,
@@ -126,9 +129,13 @@ def submits(num_sequences: int, max_tokens: int) -> Iterator[serve_pb2.ServeRequ
         yield serve_pb2.ServeRequest(submit=submit)
 
 
-async def read_steps(call: Any, num_steps: int, num_sequences: int) -> int:
-    """Read frames until the engine is `num_steps` further; answers the tokens that came. Reads every column."""
+async def read_steps(call: Any, num_steps: int, num_sequences: int) -> tuple[int, list[float]]:
+    """Read frames until the engine is `num_steps` further, every column of them.
+
+    Answers how many tokens came, and of each frame the milliseconds since its tokens were sampled.
+    """
     num_tokens, first_step_id, last_step_id = 0, None, 0
+    ages_ms: list[float] = []
     while first_step_id is None or last_step_id - first_step_id < num_steps:
         frame = (await call.read()).step_frame
         if len(frame.handles) < num_sequences and first_step_id is None:
@@ -139,10 +146,11 @@ async def read_steps(call: Any, num_steps: int, num_sequences: int) -> int:
         if len(handles) != len(counts):
             raise RuntimeError(f"step {frame.step_id}: {len(handles)} handles, {len(counts)} counts")
         num_tokens += len(token_ids)
-    return num_tokens
+        ages_ms.append(time.time_ns() * 1e-6 - frame.sampled_at_unix_us * 1e-3)
+    return num_tokens, ages_ms
 
 
-async def measure(pair: Pair, args: argparse.Namespace) -> tuple[Snapshot, Snapshot, int]:
+async def measure(pair: Pair, args: argparse.Namespace) -> tuple[Snapshot, Snapshot, int, list[float]]:
     """Submit everything, warm up, then count `args.steps` steps."""
     channel = connect(pair.address)
     try:
@@ -156,15 +164,17 @@ async def measure(pair: Pair, args: argparse.Namespace) -> tuple[Snapshot, Snaps
             await call.write(message)
         await read_steps(call, WARM_UP_STEPS, args.sequences)
         before = pair.snapshot()
-        num_tokens = await read_steps(call, args.steps, args.sequences)
+        num_tokens, ages_ms = await read_steps(call, args.steps, args.sequences)
         after = pair.snapshot()
         call.cancel()
-        return before, after, num_tokens
+        return before, after, num_tokens, ages_ms
     finally:
         await channel.close()
 
 
-def report(before: Snapshot, after: Snapshot, num_tokens: int, args: argparse.Namespace) -> dict[str, Any]:
+def report(
+    before: Snapshot, after: Snapshot, num_tokens: int, ages_ms: list[float], args: argparse.Namespace
+) -> dict[str, Any]:
     """The figures."""
 
     def per_step_ms(seconds: float) -> float:
@@ -179,6 +189,7 @@ def report(before: Snapshot, after: Snapshot, num_tokens: int, args: argparse.Na
         "sequences": args.sequences,
         "steps": args.steps,
         "steps_in_flight": args.in_flight,
+        "step_ms": args.step_ms,
         "plan_apply_ms": per_step_ms(phases["plan"] + phases["apply"]),
         "steps_per_s": round(args.steps / wall_s, 1),
         "tokens_per_s": round(num_tokens / wall_s),
@@ -190,6 +201,10 @@ def report(before: Snapshot, after: Snapshot, num_tokens: int, args: argparse.Na
         },
         "encoding_ms": {
             name: per_step_ms(phases[name]) for name in ("plan_encode", "result_decode", "frame_encode")
+        },
+        "frame_ms": {
+            "p50": round(statistics.median(ages_ms), 3),
+            "p99": round(statistics.quantiles(ages_ms, n=100)[98], 3),
         },
         "cpu_ms_per_step": {
             "scheduler": per_step_ms(scheduler_cpu_s),
@@ -207,11 +222,12 @@ def main() -> None:
     )
     parser.add_argument("--sequences", type=int, default=256, help="sequences that decode at once")
     parser.add_argument("--steps", type=int, default=3000, help="steps that are measured")
+    parser.add_argument("--step-ms", type=float, default=0.0, help="simulated time of a step")
     parser.add_argument("--in-flight", type=int, default=2, help="steps in flight")
     args = parser.parse_args()
     with running_pair(args) as pair:
-        before, after, num_tokens = loop.run(measure(pair, args))
-    print(json.dumps(report(before, after, num_tokens, args)))
+        before, after, num_tokens, ages_ms = loop.run(measure(pair, args))
+    print(json.dumps(report(before, after, num_tokens, ages_ms, args)))
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ Knows nothing of messages or streams.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
 
 from quire_scheduler.events import AllCleared, BlockEvent, BlockEvents, BlockRemoved, BlockStored
@@ -62,7 +62,7 @@ class BlockEventFeed:
         """How many listen."""
         return len(self._subscribers)
 
-    async def subscribe(self) -> AsyncIterator[BlockEventBatch]:
+    async def subscribe(self) -> AsyncGenerator[BlockEventBatch, None]:
         """Batches for ever, beginning with a snapshot. Each has all changes since the last one was taken."""
         subscriber = _Subscriber()
         self._subscribers.add(subscriber)

@@ -42,6 +42,10 @@ class Owner(Protocol):
         """Take the news; must not block or raise."""
         ...
 
+    def __hash__(self) -> int:
+        """Owners are told apart by identity."""
+        ...
+
 
 class Engine:
     """One engine replica: the core, and the worker it has at the moment."""

@@ -91,7 +91,8 @@ class SchedulerServicer(scheduler_service_pb2_grpc.SchedulerServicer):
         message = await context.read()
         if message is grpc.aio.EOF or message.WhichOneof("message") != "hello":
             raise FailedPrecondition("the first message of Serve must be `hello`")
-        return message.hello
+        hello: serve_pb2.Hello = message.hello
+        return hello
 
     def _check_fingerprint(self, fingerprint: str) -> None:
         others = {other for other in self._fingerprints.values() if other}

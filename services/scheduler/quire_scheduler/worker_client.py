@@ -72,7 +72,8 @@ class WorkerSession:
             raise await self._lost(error) from error
         if message is grpc.aio.EOF:
             raise await self._lost(None)
-        return message.result
+        result: step_pb2.StepResult = message.result
+        return result
 
     def close(self) -> None:
         """End the stream; the worker empties its slots."""
@@ -130,7 +131,8 @@ async def _join_load(stub: Any) -> model_pb2.ModelInfo:
     told_s, told_phase = loop.time(), lifecycle_pb2.LOAD_PHASE_UNSPECIFIED
     async for progress in stub.LoadModel(lifecycle_pb2.LoadModelRequest()):
         if progress.phase == lifecycle_pb2.LOAD_PHASE_READY:
-            return progress.model
+            model: model_pb2.ModelInfo = progress.model
+            return model
         if progress.phase != told_phase or loop.time() - told_s >= PROGRESS_LOG_INTERVAL_S:
             told_s, told_phase = loop.time(), progress.phase
             phase = lifecycle_pb2.LoadPhase.Name(progress.phase)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import Any, cast
 
 import grpc
 
@@ -142,7 +142,7 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServicer):
         lifecycle = self._lifecycle
         response = lifecycle_pb2.DescribeResponse(
             worker_id=lifecycle.worker_id,
-            state=lifecycle_pb2.WorkerState.ValueType(int(lifecycle.state)),
+            state=cast(lifecycle_pb2.WorkerState, int(lifecycle.state)),
             epoch=self._epoch,
             device=self._executor.device,
             rank=0,

@@ -119,7 +119,8 @@ class SimulatedRunner:
             elif count != 1:
                 raise MalformedStep(f"slot {slot}: {count} new tokens, 1 is not computed")
         tables.write_decodes(column[np.array(decodes)])
-        return column[tables.num_computed[column] == tables.num_known[column]]
+        is_complete = tables.num_computed[column] == tables.num_known[column]
+        return np.asarray(column[is_complete])
 
     def _sample(self, slots: IntArray) -> IntArray:
         tables, tokens = self._tables, self._tokens
