@@ -84,11 +84,15 @@ class Suite:
         return self.scheduler.GetLoad(load_pb2.GetLoadRequest(), timeout=5)
 
     def wait_idle(self, timeout_s=30.0):
-        """Wait until nothing waits or runs and return the load."""
+        """Wait until nothing waits or runs and every block is back, and return the load.
+
+        Blocks come back a little after their request has gone: when the steps that may touch them have ended.
+        """
 
         def idle():
             answer = self.load()
-            return answer if answer.load.num_running == answer.load.num_waiting == 0 else None
+            load = answer.load
+            return answer if load.num_running == load.num_waiting == load.num_used_blocks == 0 else None
 
         return _wait(idle, timeout_s, "an idle scheduler")
 

@@ -2,6 +2,7 @@
 
 import json
 import socket
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -30,23 +31,30 @@ def body(**values):
     return {"prompt": [5] * 40, "max_tokens": 4000, **values}
 
 
+def send(suite, path, order):
+    """A connection on which the order was sent and whose answer nobody reads."""
+    data = json.dumps(order).encode()
+    client = socket.create_connection(("127.0.0.1", suite.port))
+    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    client.sendall(head.encode() + data)
+    return client
+
+
 @pytest.fixture
 def idle(suite):
-    """The suite with nothing to do; its blocks as they are then."""
+    """The suite with nothing to do and all blocks free."""
     return suite.wait_idle()
 
 
 def steps_until_idle(suite, go):
-    """Steps that end between the client's going and an idle scheduler."""
+    """Steps that end between the client's going and an idle scheduler with all blocks back."""
     before = suite.load().num_steps
     go()
     return suite.wait_idle(10).num_steps - before
 
 
-def check_back(suite, idle, steps):
-    """Everything is free again, after at most the two steps in flight and the two that the abort may take."""
-    assert steps <= 4
-    assert suite.load().load.num_used_blocks == idle.load.num_used_blocks == 0
+# The two in flight when the client goes, and the two that the abort may take.
+MAX_STEPS = 4
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -56,12 +64,9 @@ def test_closed_connection_ends_the_request(suite, idle, wait_until, stream, pat
     order = body(stream=stream)
     if "chat" in path:
         order = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 4000, "stream": stream}
-    data = json.dumps(order).encode()
-    client = socket.create_connection(("127.0.0.1", suite.port))
-    head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-    client.sendall(head.encode() + data)
+    client = send(suite, path, order)
     wait_until(lambda: suite.load().load.num_running == 1)
-    check_back(suite, idle, steps_until_idle(suite, client.close))
+    assert steps_until_idle(suite, client.close) <= MAX_STEPS
 
 
 def test_native_cancel_ends_the_request(suite, idle):
@@ -73,22 +78,16 @@ def test_native_cancel_ends_the_request(suite, idle):
     for event in call:
         if event.HasField("delta"):
             break
-    check_back(suite, idle, steps_until_idle(suite, call.cancel))
+    assert steps_until_idle(suite, call.cancel) <= MAX_STEPS
 
 
 def test_waiting_request_can_be_cancelled(suite, idle, wait_until):
     """A request that still waits in the queue ends when its client goes, and the ones that run are not touched."""
     with ThreadPoolExecutor(MAX_RUNNING + 1) as pool:
-        clients = [httpx.Client(base_url=suite.url, timeout=60) for _ in range(MAX_RUNNING)]
-        running = [
-            pool.submit(client.post, "/v1/completions", json=body(max_tokens=30, ignore_eos=True))
-            for client in clients
-        ]
+        order = body(max_tokens=30, ignore_eos=True)
+        running = [pool.submit(post, suite, order) for _ in range(MAX_RUNNING)]
         wait_until(lambda: suite.load().load.num_running == MAX_RUNNING)
-        data = json.dumps(body()).encode()
-        waiting = socket.create_connection(("127.0.0.1", suite.port))
-        head = "POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
-        waiting.sendall(f"{head}content-length: {len(data)}\r\n\r\n".encode() + data)
+        waiting = send(suite, "/v1/completions", body())
         wait_until(lambda: suite.load().load.num_waiting == 1)
         waiting.close()
         wait_until(lambda: suite.load().load.num_waiting == 0)
@@ -96,41 +95,31 @@ def test_waiting_request_can_be_cancelled(suite, idle, wait_until):
         assert [answer.result().json()["usage"]["completion_tokens"] for answer in running] == [
             30
         ] * MAX_RUNNING
-        for client in clients:
-            client.close()
 
 
 def test_storm_of_cancels_leaves_nothing_behind(suite, idle):
     """Forty clients that go at different moments leave neither requests nor blocks nor permits behind."""
 
     def come_and_go(index):
-        try:
-            httpx.post(
-                f"{suite.url}/v1/completions",
-                json=body(stream=bool(index % 2)),
-                timeout=0.05 * (index % 8 + 1),
-            )
-        except httpx.TimeoutException:
-            return
+        with send(suite, "/v1/completions", body(stream=bool(index % 2))):
+            time.sleep(0.05 * (index % 8))
 
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(come_and_go, range(40)))
-    after = suite.wait_idle(10)
-    assert after.load.num_used_blocks == 0
-    # All permits are there: as many as fit run and wait at once.
-    answers = flood(suite, MAX_RUNNING + MAX_WAITING)
-    assert [answer.status_code for answer in answers] == [200] * (MAX_RUNNING + MAX_WAITING)
+    suite.wait_idle(10)
+    # All permits are there: as many as the queue takes at once are answered.
+    assert [answer.status_code for answer in flood(suite, MAX_WAITING)] == [200] * MAX_WAITING
+
+
+def post(suite, order):
+    """The answer to a completion."""
+    return httpx.post(f"{suite.url}/v1/completions", json=order, timeout=60)
 
 
 def flood(suite, count):
     """Answers to `count` short completions sent at once."""
     with ThreadPoolExecutor(count) as pool:
-        order = body(max_tokens=3)
-        return list(
-            pool.map(
-                lambda _: httpx.post(f"{suite.url}/v1/completions", json=order, timeout=60), range(count)
-            )
-        )
+        return list(pool.map(lambda _: post(suite, body(max_tokens=3)), range(count)))
 
 
 def test_full_queue_is_429_with_retry_after(suite, idle):
@@ -138,7 +127,8 @@ def test_full_queue_is_429_with_retry_after(suite, idle):
     answers = flood(suite, 24)
     statuses = [answer.status_code for answer in answers]
     assert set(statuses) == {200, 429}
-    assert statuses.count(200) >= MAX_RUNNING + MAX_WAITING
+    # Room in the batch is given at the next step, so at first only the queue's places count.
+    assert statuses.count(200) >= MAX_WAITING
     refused = next(answer for answer in answers if answer.status_code == 429)
     assert int(refused.headers["retry-after"]) >= 1
     assert refused.json()["error"]["message"]
@@ -151,8 +141,9 @@ def test_full_queue_is_the_clients_own_error(suite, idle, wait_until):
 
     count = MAX_RUNNING + MAX_WAITING
     with ThreadPoolExecutor(count) as pool:
-        stop = [httpx.Client(base_url=suite.url, timeout=60) for _ in range(count)]
-        answers = [pool.submit(client.post, "/v1/completions", json=body(max_tokens=20)) for client in stop]
+        answers = [pool.submit(post, suite, body(max_tokens=20)) for _ in range(MAX_RUNNING)]
+        wait_until(lambda: suite.load().load.num_running == MAX_RUNNING)
+        answers += [pool.submit(post, suite, body(max_tokens=20)) for _ in range(MAX_WAITING)]
         wait_until(lambda: suite.load().load.num_waiting == MAX_WAITING)
         with suite.openai() as client, pytest.raises(openai.RateLimitError):
             client.completions.create(model="smollm2-135m-instruct", prompt="x", max_tokens=3)
@@ -165,8 +156,6 @@ def test_full_queue_is_the_clients_own_error(suite, idle, wait_until):
         delay = error_details_pb2.RetryInfo()
         assert any(detail.Unpack(delay) for detail in details)
         assert [answer.result().status_code for answer in answers] == [200] * count
-        for client in stop:
-            client.close()
 
 
 def test_deadline_of_a_native_call_frees_the_request(suite, idle):
@@ -177,4 +166,4 @@ def test_deadline_of_a_native_call_frees_the_request(suite, idle):
     with pytest.raises(grpc.RpcError) as late:
         list(inference_service_pb2_grpc.InferenceStub(suite.channel).Generate(request, timeout=0.7))
     assert late.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED
-    assert suite.wait_idle(10).load.num_used_blocks == 0
+    suite.wait_idle(10)
