@@ -74,13 +74,18 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServicer):
             vocabulary = self._vocabulary()
             num_running = len(generation.sequences)
             while num_running:
+                # All is taken before anything is written: during a write a sequence may gain its last token, and must
+                # not count as finished before that is taken, nor be counted twice.
+                responses = []
                 for sequence in await generation.news():
                     update = sequence.take()
                     if update.text or update.token_ids:
-                        yield Response(delta=_delta(sequence.index, update, vocabulary))
+                        responses.append(Response(delta=_delta(sequence.index, update, vocabulary)))
                     if sequence.finish is not None:
                         num_running -= 1
-                        yield Response(sequence_finished=_finished(sequence))
+                        responses.append(Response(sequence_finished=_finished(sequence)))
+                for response in responses:
+                    yield response
             yield Response(completed=generate_pb2.Completed(usage=_usage(generation)))
 
     async def Tokenize(
