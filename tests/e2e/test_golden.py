@@ -92,8 +92,8 @@ def test_all_at_once(cold):
 
 def test_with_a_warm_prefix_cache(cold):
     """Asked again, with their prompts cached, the items give the same ids; long prompts come from the cache."""
-    for item in ITEMS:
-        ask(cold, item)
+    with ThreadPoolExecutor(len(ITEMS)) as pool:
+        list(pool.map(lambda item: ask(cold, item), ITEMS))
     for item in ITEMS:
         ids, usage, _ = ask(cold, item)
         check(item, ids)
