@@ -13,7 +13,7 @@ pytestmark = pytest.mark.e2e
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/smollm2.json").read_text(encoding="utf-8"))
 ITEMS = GOLDEN["items"]
-EOS = 2
+GOLDEN_MODEL = "smollm2-135m-instruct"
 # Under this margin another order of float32 additions may choose the second best token.
 CLOSE = 0.02
 
@@ -45,19 +45,14 @@ def ask(suite, item):
     return ids, usage, finished
 
 
-def without_eos(ids):
-    """The ids without the end-of-sequence token, which is no part of the output's text."""
-    return ids[:-1] if ids and ids[-1] == EOS else ids
-
-
 def check(item, ids):
     """The ids equal the reference, or part from it only where the reference hardly preferred its token."""
-    expected, found = without_eos(item["output_ids"]), without_eos(ids)
-    if found == expected:
+    expected = item["output_ids"]
+    if ids == expected:
         return
     first = next(
-        (place for place, (a, b) in enumerate(zip(expected, found, strict=False)) if a != b),
-        min(len(expected), len(found)),
+        (place for place, (a, b) in enumerate(zip(expected, ids, strict=False)) if a != b),
+        min(len(expected), len(ids)),
     )
     margin = item["margin_to_2nd"][first]
     assert margin < CLOSE, f"{item['name']}: parts at token {first}, where the margin is {margin}"
@@ -79,7 +74,7 @@ def test_alone(cold, item):
     ids, usage, finished = ask(cold, item)
     check(item, ids)
     assert usage.num_cached_tokens == 0
-    if without_eos(ids) == without_eos(item["output_ids"]):
+    if ids == item["output_ids"]:
         assert finished.finish_reason == {"stop": 1, "length": 2}[item["finish_reason"]]
 
 
@@ -125,4 +120,17 @@ def test_chat_completions_give_the_reference_text(smollm2_suite, item):
         assert whole.finish_reason == item["finish_reason"]
 
 
-GOLDEN_MODEL = "smollm2-135m-instruct"
+@pytest.mark.parametrize(
+    "item", [item for item in ITEMS if item["kind"] == "raw"], ids=lambda item: item["name"]
+)
+def test_completions_of_token_ids_return_token_ids(smollm2_suite, item):
+    """A completion of token ids gives the reference's ids with `return_token_ids`."""
+    with smollm2_suite.openai() as client:
+        answer = client.completions.create(
+            model=GOLDEN_MODEL,
+            prompt=item["prompt_ids"],
+            temperature=0,
+            max_tokens=item["max_tokens"],
+            extra_body={"return_token_ids": True},
+        )
+    check(item, answer.choices[0].token_ids)
