@@ -27,6 +27,8 @@ PROJECTS := $(patsubst %/pyproject.toml,%,$(wildcard protos/pyproject.toml servi
 SOURCES := services kernels deploy tests benchmarks protos/generate.py protos/hatch_build.py
 CODE := $(wildcard $(SOURCES))
 PROTOS := $(shell find protos/quire -name '*.proto' 2>/dev/null)
+# The modules that hold jitted code, once the worker can warm them.
+CPU_KERNELS := $(if $(wildcard services/worker/quire_worker/warm.py),$(shell find kernels/quire_kernels -name '*.py'))
 DESCRIPTORS := protos/gen/quire/descriptors.binpb
 BASELINE := $(lastword $(sort $(wildcard protos/baseline/*.txtpb)))
 
@@ -38,7 +40,7 @@ help: ## List the commands
 
 # ---- Set-up -------------------------------------------------------------------------------------------------------
 
-setup: $(VENV)/.installed protos ## Make .venv with everything pinned in constraints.txt (again only after a change)
+setup: $(VENV)/.installed protos $(VENV)/.warmed ## Make .venv with everything pinned in constraints.txt (again only after a change)
 
 $(VENV)/.created:
 	@bash scripts/make_venv.sh "$(PYTHON)" "$(VENV)"
@@ -52,6 +54,11 @@ protos: protos/gen/.generated ## Generate stubs and the descriptor set from prot
 
 protos/gen/.generated: $(VENV)/.installed protos/generate.py $(PROTOS)
 	@$(BIN)/python protos/generate.py
+	@touch $@
+
+# Kernels are compiled once here, so that the first start is as quick as the others.
+$(VENV)/.warmed: $(VENV)/.installed protos/gen/.generated $(CPU_KERNELS)
+	@$(if $(CPU_KERNELS),$(BIN)/python -m quire_worker.warm)
 	@touch $@
 
 constraints: ## Write the present environment's versions to constraints.txt
