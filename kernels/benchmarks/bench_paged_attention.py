@@ -9,7 +9,8 @@ from quire_kernels.paged_attention.cases import AttentionCase
 
 if __name__ == "__main__":
     for name, sequences in (
-        ("1 decode at 256", ((1, 256),)), ("8 decodes at 256", ((1, 256),) * 8), ("32 decodes at 256", ((1, 256),) * 32),
+        ("1 decode at 256", ((1, 256),)), ("8 decodes at 256", ((1, 256),) * 8),
+        ("32 decodes at 256", ((1, 256),) * 32),
         ("1 decode at 2048", ((1, 2048),)), ("prefill of 128", ((128, 128),)), ("prefill of 1024", ((1024, 1024),)),
     ):  # fmt: skip
         case = AttentionCase(name, sequences)

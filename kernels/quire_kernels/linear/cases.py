@@ -39,7 +39,7 @@ def random_weight(kind: str, num_outputs: int, num_inputs: int, seed: int = 0) -
     if kind in BLOCK_BYTES:
         shape = (num_outputs, num_inputs // QUANT_BLOCK, BLOCK_BYTES[kind])
         data = generator.integers(0, 256, shape, dtype=np.uint8)
-        steps = generator.uniform(0.5, 1.5, shape[:2] + (1,)) * scale
+        steps = generator.uniform(0.5, 1.5, (*shape[:2], 1)) * scale
         if kind == "q8_0":
             data[..., :2] = (steps / 64).astype(np.float16).view(np.uint8)
         else:

@@ -3,13 +3,19 @@
 Joins loading, sizing, the runner and the engine; fulfils executor.Executor and knows no gRPC.
 """
 
+# ruff: noqa: E402
 from __future__ import annotations
 
 import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from quire_kernels.cpu.environment import prepare_process
+
+# Thread waiting and the kernel cache are settled when torch and numba are imported, which happens just below.
+prepare_process()
 
 import torch
 
@@ -34,7 +40,6 @@ from quire_worker.loading.open import (
     open_model,
     served_name,
 )
-from quire_worker.loading.source import ModelFiles
 from quire_worker.models.decoder import DecoderWeights, load_weights
 from quire_worker.models.registry import spec_from_config
 from quire_worker.models.spec import DecoderSpec
@@ -61,7 +66,6 @@ class ModelExecutorSettings:
 class _Loaded:
     """A model whose weights are in place."""
 
-    files: ModelFiles
     spec: DecoderSpec
     backend: Backend
     weights: DecoderWeights
@@ -104,7 +108,7 @@ class ModelExecutor:
 
         counted = CountingSource(files.source)
         weights = load_weights(spec, counted, backend.placement(), weights_read)
-        self._loaded = _Loaded(files, spec, backend, weights)
+        self._loaded = _Loaded(spec, backend, weights)
         report(LoadProgress(LoadPhase.WARM_UP, 0, 1))
         self._warm_up()
         report(LoadProgress(LoadPhase.WARM_UP, 1, 1))
@@ -177,7 +181,7 @@ class ModelExecutor:
         loaded = self._loaded
         limits = SlotLimits(max_num_seqs=1, max_model_len=16, block_size=16, num_blocks=2)
         pool = BlockPool(loaded.spec, 2, 16, device=loaded.backend.device, dtype=loaded.backend.dtype)
-        runner = _build_runner(replace(loaded), limits, 16, pool)
+        runner = _build_runner(loaded, limits, 16, pool)
         sequence = NewSequence(0, [0, 0], 2, 0, [1], SamplingParams(seed=1))
         runner.execute(StepPlan(0, [0], [2], new_sequences=[sequence]))
         runner.execute(StepPlan(1, [0], [1]))
