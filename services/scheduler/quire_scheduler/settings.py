@@ -61,7 +61,7 @@ class SchedulerSettings(ServiceSettings):
     takeover_delay_s: float = Field(
         5.0, ge=0, description="Seconds to stay away from a worker that another scheduler has taken over."
     )
-    reconnect_delay_s: float = Field(0.5, gt=0, description="Seconds between two tries to reach a worker.")
+    reconnect_delay_s: float = Field(0.2, gt=0, description="Seconds between two tries to reach a worker.")
 
     def pool_sizes(self) -> PoolSizes:
         """What the worker is asked to allocate."""

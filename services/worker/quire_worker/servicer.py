@@ -46,7 +46,7 @@ class StepStream:
         self._wake: asyncio.Future[None] | None = None
         self._num_running = 0
         self._is_read_out = False
-        # Set by whoever runs it, once the slots are empty.
+        # Set once the slots are empty again: until then it owns the executor.
         self.closed = asyncio.Event()
         # Resolved with the exception that ends the stream early.
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -121,8 +121,8 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServicer):
         self._metrics = metrics or WorkerMetrics()
         self._epoch = 0
         self._stream: StepStream | None = None
-        # Held by the stream that owns the executor, until its slots are empty again.
-        self._ownership = asyncio.Lock()
+        # Empties the slots of the stream before; kept, since the loop holds tasks weakly.
+        self._emptying: asyncio.Task[None] | None = None
 
     @property
     def has_stream(self) -> bool:
@@ -187,24 +187,31 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServicer):
         epoch, scheduler_id = await self._read_open(context)
         # From here on an older scheduler is locked out, even before this one owns the executor.
         self._epoch = epoch
-        if self._stream is not None:
-            self._stream.fail(Fenced())
-        async with self._ownership:
-            if self._epoch != epoch:
-                await _abort_fenced(context, epoch, self._epoch)
-            stream = self._stream = StepStream(self._executor, context, self._metrics)
-            log.info("scheduler connected", epoch=epoch, scheduler_id=scheduler_id)
-            try:
-                await context.write(step_pb2.ExecuteResponse(opened=step_pb2.Opened(epoch=epoch)))
-                await stream.run()
-            except Fenced:
-                await _abort_fenced(context, epoch, self._epoch)
-            finally:
-                self._stream = None
-                # Not interrupted by the cancelling of a call whose client has gone.
-                await asyncio.shield(self._executor.reset())
-                stream.closed.set()
-                log.info("scheduler disconnected", epoch=epoch, scheduler_id=scheduler_id)
+        while (older := self._stream) is not None:
+            older.fail(Fenced())
+            await older.closed.wait()
+        if self._epoch != epoch:
+            await _abort_fenced(context, epoch, self._epoch)
+        stream = self._stream = StepStream(self._executor, context, self._metrics)
+        log.info("scheduler connected", epoch=epoch, scheduler_id=scheduler_id)
+        try:
+            await context.write(step_pb2.ExecuteResponse(opened=step_pb2.Opened(epoch=epoch)))
+            await stream.run()
+        except Fenced:
+            await _abort_fenced(context, epoch, self._epoch)
+        finally:
+            # A task of its own: the cancelling of a call whose client has gone must not interrupt it.
+            self._emptying = asyncio.create_task(self._empty_slots(stream))
+            await asyncio.shield(self._emptying)
+            log.info("scheduler disconnected", epoch=epoch, scheduler_id=scheduler_id)
+
+    async def _empty_slots(self, stream: StepStream) -> None:
+        """The stream has ended: wait for its steps, forget its sequences, let the next one in."""
+        try:
+            await self._executor.reset()
+        finally:
+            self._stream = None
+            stream.closed.set()
 
     async def _read_open(self, context: Any) -> tuple[int, str]:
         message = await context.read()

@@ -314,6 +314,24 @@ async def test_takeover_waits_for_the_steps_under_way(settings, executor):
         assert await code_of(older) is grpc.StatusCode.ABORTED
 
 
+async def test_client_that_goes_while_the_worker_stops_leaves_nothing_waiting():
+    """A call cancelled while its slots are being emptied does not keep the worker from ending."""
+    slow = SimulatedWorkerSettings(listen="127.0.0.1:0", max_model_len=128, step_base_ms=30)
+    service = WorkerService(slow, SimulatedExecutor(slow.simulated_model()), ModelSource("m"))
+    async with service, connect(service.server.address) as channel:
+        worker = Worker(service, channel)
+        await worker.load()
+        await worker.allocate()
+        call = await worker.open(1)
+        await call.write(step(1, [0], [3], [(0, [5, 6, 7], 1)]))
+        await call.write(step(2, [0], [1]))
+        await asyncio.sleep(0.01)
+        stopping = asyncio.create_task(service._servicer.end_stream())
+        await asyncio.sleep(0.01)
+        call.cancel()
+        await asyncio.wait_for(stopping, 5)
+
+
 async def test_malformed_step_ends_the_stream(ready):
     """A step that breaks the contract is INVALID_ARGUMENT with the reason; a new epoch starts clean."""
     call = await ready.open(1)
