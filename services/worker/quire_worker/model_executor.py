@@ -32,6 +32,7 @@ from quire_worker.executor import (
 )
 from quire_worker.input_batch import InputBatch
 from quire_worker.kv_cache import BlockPool
+from quire_worker.loading.dummy import open_dummy
 from quire_worker.loading.open import (
     architecture,
     default_sampling,
@@ -40,6 +41,7 @@ from quire_worker.loading.open import (
     open_model,
     served_name,
 )
+from quire_worker.loading.weight_count import CountingSource
 from quire_worker.models.decoder import DecoderWeights, load_weights
 from quire_worker.models.registry import spec_from_config
 from quire_worker.models.spec import DecoderSpec
@@ -48,18 +50,19 @@ from quire_worker.sampling.sampler import Sampler
 from quire_worker.sizing import free_host_bytes, plan_pool
 from quire_worker.slots import SlotLimits, SlotTables
 from quire_worker.step import NewSequence, SamplingParams, StepOutcome, StepPlan
-from quire_worker.loading.weight_count import CountingSource
 
 
 @dataclass(frozen=True, slots=True)
 class ModelExecutorSettings:
     """device: cpu, cuda or cuda:N. num_threads: 0 is one per core. attention: auto, cpu, torch or a plug-in.
-    pool_memory_bytes: what the block pool may take; 0 is a share of what is free (see sizing.py)."""
+    pool_memory_bytes: what the block pool may take; 0 is a share of what is free (see sizing.py).
+    load_format: auto reads the model's files, dummy draws random weights."""
 
     device: str = "cpu"
     num_threads: int = 0
     attention: str = "auto"
     pool_memory_bytes: int = 0
+    load_format: str = "auto"
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +94,8 @@ class ModelExecutor:
 
     def load(self, source: ModelSource, report: Callable[[LoadProgress], None]) -> ModelDescription:
         """See Executor."""
-        files = open_model(source.path)
+        is_dummy = self._settings.load_format == "dummy"
+        files = open_dummy(source.path, is_lazy=False) if is_dummy else open_model(source.path)
         spec = spec_from_config(files.config, architecture(files))
         if self._settings.num_threads:
             torch.set_num_threads(self._settings.num_threads)
@@ -192,7 +196,9 @@ def _build_runner(loaded: _Loaded, limits: SlotLimits, max_tokens: int, pool: Bl
     batch = InputBatch(max_tokens, limits.max_num_seqs)
     forward = loaded.backend.forward(loaded.spec, loaded.weights, batch, pool, tables.block_table)
     draw = loaded.backend.draw(loaded.spec, limits.max_num_seqs)
-    return ModelRunner(forward, tables, batch, pool, Sampler(loaded.spec.vocab_size, limits.max_num_seqs, draw))
+    return ModelRunner(
+        forward, tables, batch, pool, Sampler(loaded.spec.vocab_size, limits.max_num_seqs, draw)
+    )
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -26,7 +26,11 @@ class WorkerSettings(ServiceSettings):
     device: str = Field("cpu", description="cpu, cuda or cuda:N.")
     num_threads: int = Field(0, ge=0, description="Threads of the CPU backend; 0: one per core.")
     attention: str = Field(
-        "auto", description="Attention backend: auto, cpu, torch, or one that is installed."
+        "auto", description="Attention backend: auto, cpu, triton, torch, or one that is installed."
+    )
+    load_format: Literal["auto", "dummy"] = Field(
+        "auto",
+        description="dummy: random weights of the shape that the folder's config.json names, for measuring speed.",
     )
     pool_memory_bytes: int = Field(
         0, ge=0, description="What the block pool may take; 0: a share of what is free."

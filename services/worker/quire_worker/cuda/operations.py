@@ -1,0 +1,198 @@
+"""A decoder's operations on the device: norms wait until it is known what they can be fused with.
+
+`norm` computes nothing: it says that a linear layer wants its input normed. Few rows go through kernels that read each
+weight once and norm on the way; more rows through a residual-add-and-norm kernel and the library's matrix product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn.functional import linear
+
+from quire_worker.cuda.kernel_set import KernelSet
+from quire_worker.cuda.state import DeviceTables, Rope, StepInputs
+from quire_worker.models.decoder import DecoderWeights
+from quire_worker.models.rope import rope_tables
+from quire_worker.models.spec import DecoderSpec
+
+
+@dataclass(slots=True)
+class Stream:
+    """The residual stream [rows, hidden]; `delta` is still to be added to it."""
+
+    residual: torch.Tensor
+    delta: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Normed:
+    """The norm of a stream, not computed yet."""
+
+    stream: Stream
+    weight: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class StepShape:
+    """What the host must know of a step to launch it. num_decodes: leading rows of one token each.
+
+    kept_rows: int32, the tokens whose hidden states are wanted after the last layer; None: all.
+    """
+
+    num_tokens: int
+    num_rows: int
+    num_decodes: int
+    max_query_len: int
+    kept_rows: torch.Tensor | None = None
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether every row computes one token."""
+        return self.num_decodes == self.num_rows
+
+
+class DeviceOperations:
+    """See layers.base.Operations. `begin` sets the step; everything is launched on the current stream."""
+
+    def __init__(
+        self,
+        spec: DecoderSpec,
+        weights: DecoderWeights,
+        kernels: KernelSet,
+        pool_layers: Sequence[torch.Tensor],
+        tables: DeviceTables,
+        inputs: StepInputs,
+        workspace: Any,
+    ) -> None:
+        device = tables.num_tokens.device
+        self._spec = spec
+        self._kernels = kernels
+        self._pool = pool_layers
+        self._tables = tables
+        self._inputs = inputs
+        self._workspace = workspace
+        cos, sin = (table.to(device) for table in rope_tables(spec.rope, spec.head_dim, spec.max_model_len))
+        self._ropes = [Rope(cos, sin, layer.q_norm, layer.k_norm, spec.norm_eps) for layer in weights.layers]
+        self._shape = StepShape(0, 0, 0, 0)
+
+    def begin(self, shape: StepShape) -> None:
+        """The step to come; its inputs are written already, or will be by kernels launched before this step's."""
+        self._shape = shape
+
+    def embed(self, table: torch.Tensor) -> Stream:
+        """See Operations."""
+        rows = self._shape.num_tokens
+        out = table.new_empty(rows, table.shape[1])
+        self._kernels.embed(table, self._inputs.token_ids[:rows], out)
+        return Stream(out)
+
+    def norm(self, x: Stream, weight: torch.Tensor) -> Normed:
+        """See Operations."""
+        return Normed(x, weight)
+
+    def linear(self, x: Normed, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+        """See Operations."""
+        if not self._is_small(x.stream.residual):
+            return linear(self._normed(x), weight, bias)
+        assert x.stream.delta is None
+        source = x.stream.residual
+        out = source.new_empty(len(source), len(weight))
+        self._kernels.small_linear(source, weight, out, norm=x.weight, eps=self._spec.norm_eps, bias=bias)
+        return out
+
+    def gated_mlp(self, x: Normed, weight: torch.Tensor) -> torch.Tensor:
+        """See Operations."""
+        source = x.stream.residual
+        out = source.new_empty(len(source), len(weight) // 2)
+        if self._is_small(source):
+            assert x.stream.delta is None
+            self._kernels.small_linear(
+                source, weight, out, norm=x.weight, eps=self._spec.norm_eps, gated=True
+            )
+        else:
+            self._kernels.silu_mul(linear(self._normed(x), weight), out)
+        return out
+
+    def add_linear(
+        self, residual: Stream, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+    ) -> Stream:
+        """See Operations."""
+        kept = self._shape.kept_rows
+        if kept is not None and len(x) != len(residual.residual):
+            # The last layer's attention has left out the rows that nobody wants.
+            assert residual.delta is None
+            fewer = residual.residual.new_empty(len(kept), residual.residual.shape[1])
+            self._kernels.gather_rows(residual.residual, kept, fewer)
+            residual = Stream(fewer)
+        if not self._is_small(x):
+            assert residual.delta is None
+            return Stream(residual.residual, linear(x, weight, bias))
+        target = residual.residual
+        self._kernels.small_linear(x, weight, target, residual=target, bias=bias)
+        return residual
+
+    def attention(
+        self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
+    ) -> torch.Tensor:
+        """See Operations."""
+        out = qkv.new_empty(len(qkv), self._spec.num_heads * self._spec.head_dim)
+        if self._shape.is_decode:
+            self._decode(layer, qkv, out, self._ropes[layer])
+            return out
+        self._mixed(layer, qkv, out)
+        kept = self._shape.kept_rows
+        if kept is None or layer != self._spec.num_layers - 1 or len(kept) == len(out):
+            return out
+        fewer = out.new_empty(len(kept), out.shape[1])
+        self._kernels.gather_rows(out, kept, fewer)
+        return fewer
+
+    def hidden(self, x: Stream, weight: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+        """The normed hidden states of some rows (None: all) of what the last layer left."""
+        source, delta = x.residual, x.delta
+        if rows is None:
+            x.delta = None
+        else:
+            # Copies: the stream can be read again.
+            source = source[rows.long()]
+            delta = None if delta is None else delta[rows.long()]
+        out = torch.empty_like(source)
+        self._kernels.add_rms_norm(delta, source, weight, self._spec.norm_eps, out)
+        return out
+
+    def _decode(self, layer: int, qkv: torch.Tensor, out: torch.Tensor, rope: Rope | None) -> None:
+        rows, inputs = len(qkv), self._inputs
+        self._kernels.decode_attention(
+            qkv, self._pool[layer], inputs.seq_lens[:rows], inputs.table_rows[:rows], self._tables.block_tables, out,
+            self._workspace, num_heads=self._spec.num_heads, scale=self._spec.scale, window=self._spec.window(layer),
+            rope=rope,
+        )  # fmt: skip
+
+    def _mixed(self, layer: int, qkv: torch.Tensor, out: torch.Tensor) -> None:
+        spec, shape, inputs, pool = self._spec, self._shape, self._inputs, self._pool[layer]
+        self._kernels.rope_kv_write(
+            qkv, inputs.positions[: len(qkv)], inputs.slot_mapping[: len(qkv)], self._ropes[layer], pool,
+            num_heads=spec.num_heads,
+        )  # fmt: skip
+        first, last = shape.num_decodes, shape.num_rows
+        if first:
+            self._decode(layer, qkv[:first], out[:first], None)
+        self._kernels.prefill_attention(
+            qkv, pool, inputs.query_start_loc[first : last + 1], inputs.seq_lens[first:last],
+            inputs.table_rows[first:last], self._tables.block_tables, out, num_heads=spec.num_heads,
+            max_query_len=shape.max_query_len, scale=spec.scale, window=spec.window(layer),
+        )  # fmt: skip
+
+    def _is_small(self, x: torch.Tensor) -> bool:
+        return len(x) <= self._kernels.max_small_rows
+
+    def _normed(self, x: Normed) -> torch.Tensor:
+        stream = x.stream
+        out = torch.empty_like(stream.residual)
+        self._kernels.add_rms_norm(stream.delta, stream.residual, x.weight, self._spec.norm_eps, out)
+        stream.delta = None
+        return out

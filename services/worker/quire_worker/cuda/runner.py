@@ -1,0 +1,229 @@
+"""DeviceRunner: carries out plans on the device without waiting for it. `launch` is one thread's, `finish` another's.
+
+Decides nothing; knows neither gRPC nor threads. The host's tables run ahead of the device: they know how many tokens
+each sequence has, not which.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from quire_worker.cuda.columns import ColumnBuilder, StepColumns
+from quire_worker.cuda.graphs import DecodeGraphs
+from quire_worker.cuda.host_sampling import HostLogits, HostSampling, has_filter
+from quire_worker.cuda.model import DeviceModel
+from quire_worker.cuda.operations import StepShape, Stream
+from quire_worker.cuda.results import PendingTokens, ResultBuffers
+from quire_worker.cuda.staging import Staging
+from quire_worker.cuda.step_packing import PackedStep, Placement, StepPacker
+from quire_worker.slots import SlotTables
+from quire_worker.step import LogprobColumns, SamplingParams, StepOutcome, StepPlan, StepTimes
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step under way. rows: which of `pending`'s entries are tokens; slots: of those."""
+
+    step_id: int
+    slots: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    pending: PendingTokens
+    started_ns: int
+    launched_ns: int
+    logprobs: LogprobColumns | None = None
+    prompt_logprobs: Mapping[int, LogprobColumns] = field(default_factory=dict)
+
+
+class DeviceRunner:
+    """Runs plans in order."""
+
+    def __init__(self, model: DeviceModel, staging: Staging, graphs: DecodeGraphs, max_tokens: int) -> None:
+        limits = model.limits
+        self._model = model
+        self._staging = staging
+        self._graphs = graphs
+        self._packer = StepPacker(staging, limits)
+        self._tables = SlotTables(limits)
+        self._columns = ColumnBuilder(self._tables, max_tokens)
+        self._host = HostSampling(model.loaded.spec.vocab_size, limits.max_num_seqs)
+        self._results = ResultBuffers(limits.max_num_seqs, model.loaded.device)
+        self._filtered = np.zeros(limits.max_num_seqs, dtype=bool)
+        # When the step before this one was known to have ended; written by `finish`.
+        self._last_end_ns = 0
+
+    @torch.inference_mode()
+    def launch(self, plan: StepPlan) -> Launched:
+        """Start a step. ValueError: a plan that contradicts what the worker knows; the slots are then to be reset."""
+        started = time.perf_counter_ns()
+        sampling = self._admit(plan)
+        columns = self._columns.build(plan)
+        self._check_copies(plan)
+        # A graph samples all rows of its size; hidden states of a prompt are for the eager way.
+        size = None
+        if columns.num_leading_decodes == len(columns.slots) > 0 and not self._host.wants_prompt_rows(
+            plan.slots
+        ):
+            size = self._graphs.size_for(len(columns.slots))
+        self._staging.begin()
+        packed = self._packer.pack(plan, columns, sampling, is_graph=size is not None)
+        self._staging.send()
+        self._apply(packed)
+        if size is None:
+            return self._run_eager(plan, columns, packed, started)
+        return self._run_graph(plan, columns, size, started)
+
+    def finish(self, launched: Launched) -> StepOutcome:
+        """Wait for a step's tokens. Steps are finished in the order in which they were launched."""
+        tokens = launched.pending.wait()[launched.rows]
+        ended = time.perf_counter_ns()
+        began = max(launched.started_ns, self._last_end_ns)
+        self._last_end_ns = ended
+        return StepOutcome(
+            step_id=launched.step_id,
+            slots=launched.slots.tolist(),
+            token_ids=tokens.tolist(),
+            logprobs=launched.logprobs,
+            prompt_logprobs=launched.prompt_logprobs,
+            times=StepTimes(
+                prepare_us=(launched.launched_ns - launched.started_ns) // 1000,
+                forward_us=(ended - began) // 1000,
+            ),
+            sampled_at_unix_us=time.time_ns() // 1000,
+        )
+
+    def reset(self) -> None:
+        """Forget every sequence; blocks keep their content."""
+        self._tables.release_all()
+        self._host.forget_all()
+
+    def _admit(self, plan: StepPlan) -> list[SamplingParams]:
+        """Releases and new sequences into the host's tables; how the device samples each new one."""
+        for slot in plan.released_slots:
+            self._tables.release(slot)
+            self._host.forget(slot)
+        sampling = []
+        for sequence in plan.new_sequences:
+            self._tables.place(sequence)
+            params = self._host.admit(sequence)
+            self._filtered[sequence.slot] = has_filter(params)
+            sampling.append(params)
+        return sampling
+
+    def _check_copies(self, plan: StepPlan) -> None:
+        sources, targets = plan.copy_source_block_ids, plan.copy_target_block_ids
+        if len(sources) != len(targets):
+            raise ValueError(f"{len(sources)} copy sources for {len(targets)} targets")
+        for block_id in (*sources, *targets):
+            if not 0 < block_id < self._model.limits.num_blocks:
+                raise ValueError(f"block id {block_id} is outside 1..{self._model.limits.num_blocks - 1}")
+
+    def _apply(self, packed: PackedStep) -> None:
+        if packed.copy_sources is not None and packed.copy_targets is not None:
+            pool = self._model.pool
+            pool[:, packed.copy_targets.long()] = pool[:, packed.copy_sources.long()]
+        if packed.placement is not None:
+            self._place(packed.placement)
+        if packed.far_blocks is not None:
+            slots, entries, ids = packed.far_blocks
+            self._model.tables.block_tables[slots.long(), entries.long()] = ids
+
+    def _place(self, placement: Placement) -> None:
+        model, slots = self._model, placement.slots.long()
+        model.loaded.kernels.place_sequences(
+            placement.packed, model.tables, num_sequences=placement.num_sequences,
+            max_tokens=placement.max_tokens, max_blocks=placement.max_blocks,
+        )  # fmt: skip
+        sampling = model.sampling
+        sampling.temperature[slots], sampling.top_p[slots], sampling.min_p[slots] = placement.floats.unbind()
+        sampling.top_k[slots], sampling.sequence_index[slots] = placement.integers.unbind()
+        sampling.seed[slots] = placement.seeds
+
+    def _run_graph(self, plan: StepPlan, columns: StepColumns, size: int, started: int) -> Launched:
+        rows = np.flatnonzero(columns.samples)
+        slots = columns.slots[rows]
+        filtered = bool(self._filtered[slots].any())
+        _, logits = self._graphs.run(size, filtered=filtered)
+        pending = self._results.start(self._model.chosen[: len(columns.slots)])
+        if self._host.is_needed(slots.tolist()):
+            chosen = self._model.chosen[torch.from_numpy(rows).to(logits.device)]
+            source = HostLogits(
+                chosen.cpu().numpy(), logits[torch.from_numpy(rows).to(logits.device)], _no_rows
+            )
+            tokens, logprobs = self._sample_on_host(columns, slots, source)
+            return self._launched(plan, slots, np.arange(len(slots)), tokens, started, logprobs)
+        return self._launched(plan, slots, rows, pending, started)
+
+    def _run_eager(self, plan: StepPlan, columns: StepColumns, packed: PackedStep, started: int) -> Launched:
+        model, rows = self._model, np.flatnonzero(columns.samples)
+        slots = columns.slots[rows]
+        assert packed.sample_rows is not None and packed.sample_slots is not None
+        if len(columns.slots) == 0:
+            return self._launched(
+                plan, slots, rows, PendingTokens(np.zeros(0, dtype=np.int32), None), started
+            )
+        longest = int(columns.counts.max())
+        wants_prompt = self._host.wants_prompt_rows(plan.slots)
+        model.prepare(len(columns.slots), longest)
+        stream = model.compute(
+            StepShape(
+                num_tokens=columns.num_tokens,
+                num_rows=len(columns.slots),
+                num_decodes=columns.num_leading_decodes,
+                max_query_len=longest,
+                kept_rows=None if wants_prompt or not len(rows) else packed.sample_rows,
+            )
+        )
+        if not len(rows) and not wants_prompt:
+            return self._launched(plan, slots, rows, self._results.start(model.chosen[:0]), started)
+        is_kept = len(stream.residual) == len(rows) != columns.num_tokens
+        logits = model.logits(stream, None if is_kept else packed.sample_rows)
+        model.sample(logits, packed.sample_slots, filtered=bool(self._filtered[slots].any()))
+        if not wants_prompt and not self._host.is_needed(slots.tolist()):
+            pending = self._results.start(model.chosen[: len(rows)])
+            return self._launched(plan, slots, np.arange(len(rows)), pending, started)
+        source = HostLogits(model.chosen[: len(rows)].cpu().numpy(), logits, self._rows_of(stream))
+        tokens, logprobs = self._sample_on_host(columns, slots, source)
+        starts = np.append(columns.query_starts, columns.num_tokens)
+        prompts = self._host.prompt_logprobs(columns.slots, starts, source) if wants_prompt else {}
+        return self._launched(plan, slots, np.arange(len(rows)), tokens, started, logprobs, prompts)
+
+    def _rows_of(self, stream: Stream) -> Callable[[NDArray[np.int32]], torch.Tensor]:
+        def of_rows(rows: NDArray[np.int32]) -> torch.Tensor:
+            return self._model.logits(stream, torch.from_numpy(rows).to(self._model.loaded.device))
+
+        return of_rows
+
+    def _sample_on_host(
+        self, columns: StepColumns, slots: NDArray[np.int64], source: HostLogits
+    ) -> tuple[PendingTokens, LogprobColumns | None]:
+        """The host's choice in place of the device's, in the slots' histories too."""
+        tokens, logprobs = self._host.sample(slots, source)
+        tables, device = self._model.tables, self._model.loaded.device
+        places = columns.ends[columns.samples]
+        tables.token_ids[torch.from_numpy(slots).to(device), torch.from_numpy(places).to(device)] = (
+            torch.from_numpy(tokens).to(device)
+        )
+        return PendingTokens(tokens, None), logprobs
+
+    def _launched(
+        self,
+        plan: StepPlan,
+        slots: NDArray[np.int64],
+        rows: NDArray[np.int64],
+        pending: PendingTokens,
+        started: int,
+        logprobs: LogprobColumns | None = None,
+        prompt_logprobs: Mapping[int, LogprobColumns] | None = None,
+    ) -> Launched:
+        now = time.perf_counter_ns()
+        return Launched(plan.step_id, slots, rows, pending, started, now, logprobs, prompt_logprobs or {})
+
+
+def _no_rows(rows: NDArray[np.int32]) -> torch.Tensor:
+    raise AssertionError("prompt rows are kept by eager steps only")
