@@ -41,7 +41,9 @@ class Engine:
 
     def __init__(self, runner: Runner, *, name: str = "quire-engine") -> None:
         self._runner = runner
-        self._jobs: queue.SimpleQueue[tuple[Callable[[int], object], Future[object]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[tuple[Callable[[int], object], Future[object]] | None] = (
+            queue.SimpleQueue()
+        )
         self._lock = threading.Lock()
         self._stopped = False
         self._busy_since: float | None = None

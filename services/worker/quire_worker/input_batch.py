@@ -96,6 +96,8 @@ class InputBatch:
                     f"slot {row}: {count} new tokens up to {end}, but {tables.num_tokens[row]} are known"
                 )
             if end > tables.limits.max_model_len:
-                raise ValueError(f"slot {row}: {end} tokens, at most {tables.limits.max_model_len} are possible")
+                raise ValueError(
+                    f"slot {row}: {end} tokens, at most {tables.limits.max_model_len} are possible"
+                )
             if end > tables.num_blocks[row] * tables.limits.block_size:
                 raise ValueError(f"slot {row}: {end} tokens do not fit its {tables.num_blocks[row]} blocks")

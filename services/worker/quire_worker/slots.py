@@ -86,7 +86,7 @@ class SlotTables:
         end = start + len(block_ids)
         if end > self.block_table.shape[1]:
             raise ValueError(f"slot {slot}: {end} blocks, a table holds {self.block_table.shape[1]}")
-        if len(block_ids) and not (1 <= block_ids.min() and block_ids.max() < self.limits.num_blocks):
+        if len(block_ids) and not (block_ids.min() >= 1 and block_ids.max() < self.limits.num_blocks):
             raise ValueError(f"slot {slot}: a block id is outside 1..{self.limits.num_blocks - 1}")
         self.block_table[slot, start:end] = block_ids
         self.num_blocks[slot] = end

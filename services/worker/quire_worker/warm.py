@@ -16,7 +16,6 @@ def main() -> int:
     prepare_process()
     start = time.perf_counter()
     # Importing a kernel compiles it, or loads it from the cache.
-    import quire_kernels.gumbel_argmax.cpu
     import quire_worker.layers.program  # noqa: F401
 
     print(f"CPU kernels ready in {time.perf_counter() - start:.1f} s, cache: {kernel_cache_dir()}")

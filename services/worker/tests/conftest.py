@@ -122,7 +122,9 @@ def load(path, **choice):
     files = open_model(str(path))
     spec = spec_from_config(files.config, architecture(files))
     backend = choose_backend(spec, **({"device": "cpu", "dtype": "float32", "num_threads": 2} | choice))
-    return Loaded(spec, backend, load_weights(spec, files.source, backend.placement(), lambda done, total: None))
+    return Loaded(
+        spec, backend, load_weights(spec, files.source, backend.placement(), lambda done, total: None)
+    )
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -75,7 +75,10 @@ def test_half_precision_weights_stay_exact(tmp_path, load_path, planner, job, dt
     """Weights stored in 16 bits are computed with as they are, in float32."""
     model = _save(tmp_path, "Llama", {}, dtype)
     prompt = list(range(30))
-    assert planner(load_path(tmp_path).runner(num_blocks=20)).run(job(prompt, 10))[0] == _reference(model, prompt, 10)[0]
+    assert (
+        planner(load_path(tmp_path).runner(num_blocks=20)).run(job(prompt, 10))[0]
+        == _reference(model, prompt, 10)[0]
+    )
 
 
 def test_sharded_files(tmp_path, load_path, planner, job):
@@ -85,7 +88,10 @@ def test_sharded_files(tmp_path, load_path, planner, job):
     (tmp_path / "model.safetensors").unlink()
     model.save_pretrained(tmp_path, max_shard_size="200KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
-    assert planner(load_path(tmp_path).runner(num_blocks=20)).run(job(prompt, 6))[0] == _reference(model, prompt, 6)[0]
+    assert (
+        planner(load_path(tmp_path).runner(num_blocks=20)).run(job(prompt, 6))[0]
+        == _reference(model, prompt, 6)[0]
+    )
 
 
 def test_batched_equals_alone_to_the_bit(tmp_path, load_path, planner, job):

@@ -64,7 +64,10 @@ def test_logprobs(runner, golden, job, planner, greedy):
     columns = [outcome.logprobs for outcome in one.outcomes]
     assert [column.logprobs[0] for column in columns] == pytest.approx(item["logprobs"], abs=1e-3)
     assert all(column.ranks == [1] and column.num_top == [5] for column in columns)
-    best = [{int(token): value for token, value in zip(c.top_token_ids, c.top_logprobs, strict=True)} for c in columns]
+    best = [
+        {int(token): value for token, value in zip(c.top_token_ids, c.top_logprobs, strict=True)}
+        for c in columns
+    ]
     for found, expected in zip(best, item["top5"], strict=True):
         pairs = expected.items() if isinstance(expected, dict) else expected
         assert found == pytest.approx({int(token): value for token, value in pairs}, abs=1e-3)

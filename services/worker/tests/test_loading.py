@@ -31,7 +31,12 @@ def test_gguf_metadata_becomes_a_config(smollm2_path):
     files = open_model(str(smollm2_path))
     spec = spec_from_config(files.config, "LlamaForCausalLM")
     assert (spec.num_layers, spec.hidden_size, spec.num_heads, spec.num_kv_heads) == (30, 576, 9, 3)
-    assert (spec.vocab_size, spec.max_model_len, spec.rope.theta, spec.tied_embeddings) == (49152, 8192, 1e5, True)
+    assert (spec.vocab_size, spec.max_model_len, spec.rope.theta, spec.tied_embeddings) == (
+        49152,
+        8192,
+        1e5,
+        True,
+    )
     assert eos_token_ids(files) == [2]
     assert served_name(files) == "SmolLM2-135M-Instruct.Q4_1"
 
@@ -45,7 +50,10 @@ def test_progress_counts_every_byte(smollm2_path):
         fused = gated = vector = staticmethod(lambda *parts: None)
 
     load_weights(
-        spec_from_config(files.config, "LlamaForCausalLM"), files.source, Nowhere(), lambda *step: seen.append(step)
+        spec_from_config(files.config, "LlamaForCausalLM"),
+        files.source,
+        Nowhere(),
+        lambda *step: seen.append(step),
     )
     done = [step[0] for step in seen]
     assert done == sorted(done) and seen[-1] == (files.source.total_bytes, files.source.total_bytes)
@@ -101,7 +109,13 @@ def test_what_the_decoder_does_not_do_is_refused_by_name(config, named):
 
 
 @pytest.mark.parametrize(
-    "change", [{"norm_place": "post"}, {"logit_soft_cap": 30.0}, {"attention_sinks": True}, {"parallel_residual": True}]
+    "change",
+    [
+        {"norm_place": "post"},
+        {"logit_soft_cap": 30.0},
+        {"attention_sinks": True},
+        {"parallel_residual": True},
+    ],
 )
 def test_spec_refuses_what_is_not_implemented(change):
     """The spec has words for what other decoders do, and says so when one is used."""

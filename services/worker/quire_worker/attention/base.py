@@ -24,7 +24,9 @@ class AttentionInputs:
 class AttentionBackend(Protocol):
     """Writes keys and values into blocks and attends over them. Stateless between calls."""
 
-    def write(self, keys: torch.Tensor, values: torch.Tensor, pool: torch.Tensor, inputs: AttentionInputs) -> None:
+    def write(
+        self, keys: torch.Tensor, values: torch.Tensor, pool: torch.Tensor, inputs: AttentionInputs
+    ) -> None:
         """Store keys and values [T, kv heads, head_dim] at inputs.slot_mapping in a layer's pool (kv_cache.py)."""
         ...
 

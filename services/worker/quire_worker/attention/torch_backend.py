@@ -12,7 +12,9 @@ from quire_worker.kv_cache import keys_of, values_of
 class TorchAttention:
     """See AttentionBackend. Runs on any device and in any dtype."""
 
-    def write(self, keys: torch.Tensor, values: torch.Tensor, pool: torch.Tensor, inputs: AttentionInputs) -> None:
+    def write(
+        self, keys: torch.Tensor, values: torch.Tensor, pool: torch.Tensor, inputs: AttentionInputs
+    ) -> None:
         """See AttentionBackend."""
         block_size = pool.shape[3]
         block_ids = inputs.slot_mapping // block_size

@@ -48,7 +48,11 @@ class _EagerOperations:
     """Operations (see layers/base.py) on tensors [tokens, features]."""
 
     def __init__(
-        self, spec: DecoderSpec, pool: BlockPool, backend: AttentionBackend, tables: tuple[torch.Tensor, torch.Tensor]
+        self,
+        spec: DecoderSpec,
+        pool: BlockPool,
+        backend: AttentionBackend,
+        tables: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
         self._spec = spec
         self._pool = pool

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +76,9 @@ class _Recorder:
         self._rows = shared.batch.num_tokens
         tokens = shared.batch.max_tokens
         first = weights.layers[0]
-        self.x = _buffer(tokens, max(spec.hidden_size, first.output.padded_outputs, first.down.padded_outputs))
+        self.x = _buffer(
+            tokens, max(spec.hidden_size, first.output.padded_outputs, first.down.padded_outputs)
+        )
         self._hidden = _buffer(tokens, spec.hidden_size)
         self._qkv = _buffer(tokens, first.qkv.padded_outputs)
         self._attended = _buffer(tokens, spec.num_heads * spec.head_dim)
@@ -131,7 +132,9 @@ class _Recorder:
         )  # fmt: skip
         return self._attended
 
-    def _linear(self, weight: PackedLinear, x: Buffer, out: Buffer, epilogue: int, bias: Buffer | None) -> None:
+    def _linear(
+        self, weight: PackedLinear, x: Buffer, out: Buffer, epilogue: int, bias: Buffer | None
+    ) -> None:
         if bias is not None:
             padded = zeros(weight.padded_outputs, np.float32)
             padded[: len(bias)] = bias
@@ -153,7 +156,12 @@ class ProgramForward:
         self._vocab_size = spec.vocab_size
         head = [
             rms_norm.bind(
-                hidden, weights.final_norm, spec.norm_eps, normed, batch.num_samples, selection=batch.sample_rows
+                hidden,
+                weights.final_norm,
+                spec.norm_eps,
+                normed,
+                batch.num_samples,
+                selection=batch.sample_rows,
             ),
             linear.bind(weights.head, normed, self._logits, batch.num_samples, recorder.room),
             argmax.bind(self._logits, spec.vocab_size, self._greedy, batch.num_samples),

@@ -50,9 +50,11 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        with path.open("rb") as file:
-            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self._at = 24
+        with path.open("rb") as file:
+            if path.stat().st_size < self._at:
+                raise ValueError(f"{path} is too short to be a GGUF file")
+            self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         if self._bytes[:4] != b"GGUF":
             raise ValueError(f"{path} is no GGUF file")
         version, num_tensors, num_keys = struct.unpack_from("<IQQ", self._bytes, 4)
@@ -127,6 +129,8 @@ class GgufFile:
         row_bytes = shape[-1] // block * block_bytes
         rows = int(np.prod(shape[:-1], dtype=np.int64))
         if shape[-1] % block or at + rows * row_bytes > len(self._bytes):
-            raise ValueError(f"{self.path}: tensor {name} {list(shape)} of type {type_name} does not fit the file")
+            raise ValueError(
+                f"{self.path}: tensor {name} {list(shape)} of type {type_name} does not fit the file"
+            )
         data = np.frombuffer(self._bytes, np.uint8, rows * row_bytes, at).reshape(rows, row_bytes)
         return GgufTensor(name, type_name, shape, data)

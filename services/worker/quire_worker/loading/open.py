@@ -55,7 +55,9 @@ def eos_token_ids(files: ModelFiles) -> list[int]:
 def default_sampling(files: ModelFiles) -> dict[str, float | int]:
     """Sampling defaults that the model's generation_config names, under the contract's names."""
     config: Mapping[str, Any] = files.generation_config
-    return {ours: config[theirs] for theirs, ours in _SAMPLING_DEFAULTS.items() if config.get(theirs) is not None}
+    return {
+        ours: config[theirs] for theirs, ours in _SAMPLING_DEFAULTS.items() if config.get(theirs) is not None
+    }
 
 
 def fingerprint(files: ModelFiles, vocab_size: int) -> str:

@@ -73,7 +73,9 @@ def _dense(config: Config, architecture: str, **quirks: Any) -> DecoderSpec:
     """What these families share; anything in the config that would change the arithmetic is read or refused."""
     heads, hidden = int(config["num_attention_heads"]), int(config["hidden_size"])
     if float(config.get("partial_rotary_factor", 1.0)) != 1.0:
-        raise ValueError(f"{architecture}: partial_rotary_factor {config['partial_rotary_factor']} is not supported")
+        raise ValueError(
+            f"{architecture}: partial_rotary_factor {config['partial_rotary_factor']} is not supported"
+        )
     for name in ("num_experts", "num_local_experts", "quantization_config"):
         if config.get(name):
             raise ValueError(f"{architecture}: {name} is not supported")

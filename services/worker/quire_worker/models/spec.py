@@ -65,7 +65,15 @@ class DecoderSpec:
     attention_scale: float = 0.0
 
     def __post_init__(self) -> None:
-        sizes = ("num_layers", "hidden_size", "intermediate_size", "vocab_size", "num_heads", "num_kv_heads", "head_dim")
+        sizes = (
+            "num_layers",
+            "hidden_size",
+            "intermediate_size",
+            "vocab_size",
+            "num_heads",
+            "num_kv_heads",
+            "head_dim",
+        )
         for name in (*sizes, "max_model_len"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{self.architecture}: {name} must be at least 1, got {getattr(self, name)}")

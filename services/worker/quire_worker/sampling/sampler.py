@@ -91,7 +91,9 @@ class Sampler:
             sequence_index=sequence.sequence_index,
             num_prompt_tokens=sequence.num_prompt_tokens,
             num_known=len(tokens),
-            counts=adjust.TokenCounts(self._vocab_size, prompt, output) if adjust.has_penalties(params) else None,
+            counts=adjust.TokenCounts(self._vocab_size, prompt, output)
+            if adjust.has_penalties(params)
+            else None,
             allowed=_ids(params.allowed_token_ids),
             ending_ids=_ids(ending),
         )
@@ -113,7 +115,9 @@ class Sampler:
         if self._plain[slots].all():
             return Sampled(token_ids, None)
         logits = forward.logits()
-        asking = [(row, self._states[slot]) for row, slot in enumerate(slots.tolist()) if not self._plain[slot]]
+        asking = [
+            (row, self._states[slot]) for row, slot in enumerate(slots.tolist()) if not self._plain[slot]
+        ]
         drawn: list[tuple[int, _SlotState, NDArray[np.float32]]] = []
         collector = LogprobCollector()
         for row, state in asking:
@@ -156,7 +160,7 @@ class Sampler:
         ids = (*params.logit_bias, *params.stop_token_ids, *params.allowed_token_ids, *sequence.eos_token_ids)
         tokens = np.asarray(sequence.token_ids)
         if any(not 0 <= token < self._vocab_size for token in ids) or not (
-            0 <= tokens.min() and tokens.max() < self._vocab_size
+            tokens.min() >= 0 and tokens.max() < self._vocab_size
         ):
             raise ValueError(f"slot {sequence.slot}: a token id is outside 0..{self._vocab_size - 1}")
 
