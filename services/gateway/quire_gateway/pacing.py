@@ -1,14 +1,16 @@
 """Decides when client streams may write, so that a busy process writes fewer and larger messages.
 
-One job: after a burst of writing that took t seconds, let the next burst wait about t seconds. A message costs the
-same whether it holds one token or ten; when steps come faster than streams can be written, what arrives during the
-wait joins the same message. At a pace the process can follow the wait is over before the next tokens come, and nothing
-is delayed. It must not know what is written.
+One job: after a burst of writing that cost t seconds of processor time, let the next burst wait about t seconds. A
+message costs the same whether it holds one token or ten; when steps come faster than streams can be written, what
+arrives during the wait joins the same message. At a pace the process can follow the wait is over before the next tokens
+come, and nothing is delayed. Processor time, not the clock: a burst that was interrupted has cost its clients enough.
+It must not know what is written.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Protocol
 
 
@@ -23,7 +25,7 @@ class Pacer:
     """Collects what has news and wakes all of it at once."""
 
     def __init__(self, *, duty: float = 1.0, max_wait_s: float = 0.02) -> None:
-        """duty: seconds of waiting per second of writing. max_wait_s: the wait is never longer."""
+        """duty: seconds of waiting per second of processor time. max_wait_s: the wait is never longer."""
         self._duty, self._max_wait_s = duty, max_wait_s
         self._waiting: list[Wakeable] = []
         self._is_scheduled = False
@@ -46,13 +48,13 @@ class Pacer:
     def _burst(self) -> None:
         items, self._waiting = self._waiting, []
         self._is_scheduled = False
-        started = self._loop.time()
-        self._not_before = started + self._max_wait_s
+        started = time.thread_time()
+        self._not_before = self._loop.time() + self._max_wait_s
         for item in items:
             item.wake()
         # The loop runs callbacks in order: this one comes after every stream woken above has begun its write.
         self._loop.call_soon(self._end_of_burst, started)
 
     def _end_of_burst(self, started: float) -> None:
-        now = self._loop.time()
-        self._not_before = now + min((now - started) * self._duty, self._max_wait_s)
+        wait_s = min((time.thread_time() - started) * self._duty, self._max_wait_s)
+        self._not_before = self._loop.time() + wait_s
