@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from quire_kernels.cpu.layout import KINDS, QUANT_BLOCK
 
 BLOCK_BYTES = {"q8_0": 34, "q4_1": 20}
-PLAIN_DTYPES = {"f32": np.dtype(np.float32), "f16": np.dtype(np.uint16), "bf16": np.dtype(np.uint16)}
+PLAIN_DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "f16": np.dtype(np.uint16), "bf16": np.dtype(np.uint16)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,7 @@ class WeightRows:
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"weight kind must be one of {KINDS}, got {self.kind!r}")
+        expected: tuple[np.dtype[Any], int]
         if self.kind in BLOCK_BYTES:
             if self.num_inputs % QUANT_BLOCK:
                 raise ValueError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from quire_kernels.cpu.environment import has_compiler
 from quire_kernels.rope_kv_write.reference import rope_kv_write_reference
@@ -43,7 +44,7 @@ def rope_kv_write(
     from quire_kernels.cpu.team import run_once
     from quire_kernels.rope_kv_write import cpu
 
-    norms = {"q_norm": None, "k_norm": None}
+    norms: dict[str, NDArray[np.float32] | None] = {"q_norm": None, "k_norm": None}
     if q_norm is not None and k_norm is not None:
         norms = {"q_norm": q_norm.numpy(), "k_norm": k_norm.numpy()}
     step = cpu.bind(

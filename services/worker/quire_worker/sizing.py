@@ -62,9 +62,8 @@ def plan_pool(
         f"the pool's budget is {budget // _MIB} MiB = {budget // block_bytes} blocks"
     )
     if request.num_blocks * block_bytes > free_bytes:
-        raise PoolTooLarge(
-            f"{request.num_blocks} blocks need {request.num_blocks * block_bytes // _MIB} MiB; {numbers}"
-        )
+        needed = request.num_blocks * block_bytes // _MIB
+        raise PoolTooLarge(f"{request.num_blocks} blocks need {needed} MiB; {numbers}")
     if num_blocks < 1 + blocks_per_seq:
         raise PoolTooLarge(
             f"one sequence of max_model_len {max_model_len} tokens needs {1 + blocks_per_seq} blocks; {numbers}. "

@@ -151,7 +151,8 @@ class EagerForward:
 
     def greedy(self) -> NDArray[np.int32]:
         """Of each sampling row, the token id with the largest logit."""
-        return self._logits.argmax(axis=1).astype(np.int32)
+        choice: NDArray[np.int32] = np.argmax(self._logits, axis=1).astype(np.int32)
+        return choice
 
     def logits(self) -> NDArray[np.float32]:
         """Raw logits of the sampling rows, [num_samples, vocab_size]."""

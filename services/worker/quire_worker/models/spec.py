@@ -65,16 +65,8 @@ class DecoderSpec:
     attention_scale: float = 0.0
 
     def __post_init__(self) -> None:
-        sizes = (
-            "num_layers",
-            "hidden_size",
-            "intermediate_size",
-            "vocab_size",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-        )
-        for name in (*sizes, "max_model_len"):
+        sizes = ("num_layers", "hidden_size", "intermediate_size", "vocab_size", "max_model_len")
+        for name in (*sizes, "num_heads", "num_kv_heads", "head_dim"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{self.architecture}: {name} must be at least 1, got {getattr(self, name)}")
         if self.num_heads % self.num_kv_heads:
