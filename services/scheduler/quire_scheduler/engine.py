@@ -66,7 +66,8 @@ class Engine:
         self.num_gateways = 0
         self.last_step_id = 0
         self.is_paused = False
-        # Exact time in seconds of a monotonic clock; deadlines are on it.
+        self._is_draining = False
+        # Seconds of a monotonic clock; deadlines are on it.
         self.now_s = time.monotonic
         self._settings = settings
         self._channel = channel
@@ -111,7 +112,7 @@ class Engine:
     @property
     def is_draining(self) -> bool:
         """Whether new requests are refused."""
-        return self.core is not None and self.core.is_draining
+        return self._is_draining
 
     @property
     def num_requests(self) -> int:
@@ -157,7 +158,7 @@ class Engine:
 
     def resume(self) -> None:
         """Undo `pause` and `drain`."""
-        self.is_paused = False
+        self.is_paused = self._is_draining = False
         if self.core is not None:
             self.core.is_draining = False
         self._progress.note()
@@ -166,11 +167,11 @@ class Engine:
 
     async def drain(self) -> None:
         """Take no new requests; return when those accepted have ended. Cancelling the wait undoes nothing."""
-        if self.core is None:
-            return
-        self.core.begin_drain()
+        self._is_draining = True
+        if self.core is not None:
+            self.core.begin_drain()
         self._publish_ready()
-        while self.core.is_draining and self.core.num_requests:
+        while self._is_draining and self.num_requests:
             if self._idle is None or self._idle.done():
                 self._idle = asyncio.get_running_loop().create_future()
             await asyncio.shield(self._idle)
@@ -244,6 +245,8 @@ class Engine:
             max_model_len=pool.max_model_len,
         )
         self.core = SchedulerCore(config, observer=self.histograms)
+        if self._is_draining:
+            self.core.begin_drain()
         self.feed = BlockEventFeed(self.core.events, self.core.prefix_snapshot)
         self.model = session.model
         # A restarted worker must have tables of the same shape; how many blocks it has may differ.

@@ -17,6 +17,9 @@ from quire_scheduler.outbox import Outbox
 from quire_scheduler.step import Deltas
 from quire_scheduler.timing import PhaseTimes
 from quire_servicekit.errors import FailedPrecondition, QueueFull, QuireError
+from quire_servicekit.logging import get_logger
+
+log = get_logger("gateways")
 
 if TYPE_CHECKING:
     from quire_scheduler.engine import Engine
@@ -79,6 +82,7 @@ class GatewayStream:
         try:
             self._engine.submit(request_from_submit(submit, self, self._engine.now_s()))
         except SchedulerError as error:
+            log.debug("request refused", request_id=submit.request_id, reason=str(error))
             self.deliver(self._engine.last_step_id, 0, Deltas(rejections=[(submit.handle, error)]))
 
     async def _write(self) -> None:

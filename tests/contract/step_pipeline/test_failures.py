@@ -8,8 +8,11 @@ import sys
 import grpc
 import pytest
 
+from quire.admin.v1 import admin_service_pb2
+from quire.scheduler.v1 import load_pb2
 from quire.worker.v1 import lifecycle_pb2, step_pb2, worker_service_pb2_grpc
 from quire_servicekit.channel import connect
+from quire_worker.simulated.executor import SimulatedExecutor
 
 PROMPT = list(range(100, 140))
 
@@ -86,6 +89,60 @@ async def test_worker_with_another_model_is_refused(pipeline):
     await pipeline.stop_worker()
     await pipeline.start_worker()
     await pipeline.until_healthy()
+
+
+async def test_worker_whose_load_failed_is_waited_for(pipeline, monkeypatch):
+    """A worker that could not load its model gets no steps; once another stands there the scheduler serves."""
+
+    def fail(self, source, report):
+        raise ValueError("weights are torn")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedExecutor, "load", fail)
+        await pipeline.start_worker()
+        await pipeline.start_scheduler(healthy=False)
+        async with asyncio.timeout(5):
+            while "torn" not in (await describe(pipeline)).failure:
+                await asyncio.sleep(0.005)
+        with pytest.raises(grpc.aio.AioRpcError, match="has not reached its worker"):
+            await pipeline.gateway()
+        status = await pipeline.admin.GetStatus(admin_service_pb2.GetStatusRequest())
+        assert status.state == admin_service_pb2.SERVICE_STATE_STARTING
+        await pipeline.stop_worker()
+    await pipeline.start_worker()
+    await pipeline.until_healthy()
+
+
+async def test_status_follows_the_worker(pipeline):
+    """SERVING with a worker, DEGRADED when it is lost, and GetLoad says whether there is one."""
+    await pipeline.start_worker()
+    await pipeline.start_scheduler()
+    status = await pipeline.admin.GetStatus(admin_service_pb2.GetStatusRequest())
+    assert status.state == admin_service_pb2.SERVICE_STATE_SERVING
+    await pipeline.stop_worker()
+    await pipeline.until_healthy(False)
+    status = await pipeline.admin.GetStatus(admin_service_pb2.GetStatusRequest())
+    assert status.state == admin_service_pb2.SERVICE_STATE_DEGRADED
+    assert not (await pipeline.stub.GetLoad(load_pb2.GetLoadRequest())).has_worker
+
+
+async def test_drain_asked_before_the_worker_came_is_kept(pipeline):
+    """A scheduler that is told to drain before it has a worker takes no requests when the worker comes."""
+    await pipeline.start_worker()
+    await pipeline.stop_worker()
+    await pipeline.start_scheduler(healthy=False)
+    assert (await pipeline.admin.Drain(admin_service_pb2.DrainRequest())).num_in_flight == 0
+    await pipeline.start_worker()
+    async with asyncio.timeout(5):
+        while not (await pipeline.stub.GetLoad(load_pb2.GetLoadRequest())).has_worker:
+            await asyncio.sleep(0.005)
+    status = await pipeline.admin.GetStatus(admin_service_pb2.GetStatusRequest())
+    assert status.state == admin_service_pb2.SERVICE_STATE_DRAINING
+    with pytest.raises(grpc.aio.AioRpcError, match="draining"):
+        await pipeline.gateway()
+    await pipeline.admin.Resume(admin_service_pb2.ResumeRequest())
+    await pipeline.until_healthy()
+    await pipeline.gateway()
 
 
 async def test_hung_worker_turns_health_off(pipeline):
