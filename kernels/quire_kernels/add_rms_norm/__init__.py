@@ -1,0 +1,1 @@
+"""Residual addition and RMS norm in one pass."""

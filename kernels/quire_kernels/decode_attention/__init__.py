@@ -1,0 +1,1 @@
+"""Attention of one new token per sequence over keys and values in blocks."""

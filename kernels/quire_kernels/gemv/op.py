@@ -1,0 +1,68 @@
+"""gemv: a weight times one row, with what comes before and after it in the same launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from quire_kernels.gemv import kernel
+from quire_kernels.gpu.launch import check_device, pdl_options
+
+# More rows than these are cheaper by tensor cores: see skinny_linear.
+MAX_ROWS = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """outs: outputs of a program; chunk: inputs read at a time; warps."""
+
+    outs: int
+    chunk: int
+    warps: int
+
+
+def default_plan(num_outputs: int, num_inputs: int, gated: bool) -> Plan:
+    """Measured on one H200: a program keeps about 16 KiB of the weight in flight."""
+    if gated:
+        return Plan(2, 2048, 4) if num_inputs >= 2048 else Plan(2, 1024, 4)
+    if num_inputs > 8192:
+        return Plan(2, 2048, 4)
+    if num_inputs >= 2048:
+        return Plan(2 if num_outputs < 16384 else 4, 2048, 4)
+    return Plan(2 if num_outputs < 16384 else 4, 1024, 4)
+
+
+def gemv(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    *,
+    norm: torch.Tensor | None = None,
+    eps: float = 0.0,
+    residual: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    gated: bool = False,
+    plan: Plan | None = None,
+    pdl: bool = False,
+) -> None:
+    """out [1, N] = f(x [1, K]) W^T + bias + residual.
+
+    weight: [N, K], contiguous along K. norm [K]: f is RMS norm with eps, times norm; else f is the identity. gated:
+    weight is [2 N, K], gate above up, and the product becomes silu(gate) * up. residual [1, N] may be out itself. out may be
+    of another floating type than x. Products and sums are float32.
+    """
+    num_outputs, num_inputs = out.shape[-1], weight.shape[1]
+    if x.shape != (1, num_inputs) or out.dim() != 2 or len(out) != 1 or x.stride(1) != 1 or out.stride(1) != 1:
+        raise ValueError(f"x {list(x.shape)} and out {list(out.shape)} must be one row each for {list(weight.shape)}")
+    if weight.shape[0] != num_outputs * (2 if gated else 1) or weight.stride(1) != 1:
+        raise ValueError(f"weight {list(weight.shape)} does not give {num_outputs} outputs, gated {gated}")
+    for name, vector, size in (("norm", norm, num_inputs), ("residual", residual, num_outputs), ("bias", bias, num_outputs)):
+        if vector is not None and (vector.numel() != size or not vector.is_contiguous()):
+            raise ValueError(f"{name} must have {size} contiguous elements, got {list(vector.shape)}")
+    check_device("gemv", x, weight, out, norm, residual, bias)
+    chosen = plan or default_plan(num_outputs, num_inputs, gated)
+    kernel.launch(
+        x, weight, out, norm, residual, bias, eps=eps, gated=gated, plan=(chosen.outs, chosen.chunk, chosen.warps),
+        options=pdl_options(pdl),
+    )  # fmt: skip

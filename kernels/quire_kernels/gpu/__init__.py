@@ -1,0 +1,1 @@
+"""What the Triton kernels share: launch options and small jitted functions. Imports no driver."""

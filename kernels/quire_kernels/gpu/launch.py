@@ -1,0 +1,45 @@
+"""How Triton kernels are launched: options that depend on where they run. Queries no device at import."""
+
+from __future__ import annotations
+
+import functools
+import os
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+def interpreted() -> bool:
+    """Whether kernels run in Triton's interpreter, on tensors in host memory."""
+    return os.environ.get("TRITON_INTERPRET", "0") == "1"
+
+
+def pdl_options(pdl: bool) -> dict[str, Any]:
+    """Keyword arguments of a launch. pdl: the kernel may start before the one ahead of it has ended; it then waits
+    by itself before it reads what that one wrote."""
+    return {"PDL": True, "launch_pdl": True} if pdl and not interpreted() else {"PDL": False}
+
+
+@functools.cache
+def num_multiprocessors(device_index: int) -> int:
+    """Multiprocessors of a CUDA device."""
+    return int(torch.cuda.get_device_properties(device_index).multi_processor_count)
+
+
+def check_device(name: str, *tensors: torch.Tensor | None) -> None:
+    """ValueError unless every tensor is on the device that kernels run on."""
+    expected = "cpu" if interpreted() else "cuda"
+    for tensor in tensors:
+        if tensor is not None and tensor.device.type != expected:
+            raise ValueError(f"{name}: tensors must be on {expected}, got one on {tensor.device}")
+
+
+@triton.jit
+def wait_for_inputs(PDL: tl.constexpr):  # noqa: ANN201, N803 - jitted
+    """Before the first read of what an earlier kernel wrote. Dependents may start from here on; they wait in turn."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()

@@ -1,0 +1,1 @@
+"""Causal attention of ragged runs of new tokens over keys and values in blocks."""

@@ -1,0 +1,78 @@
+"""decode_attention against plain torch in float64, with poisoned outputs; the pool is NaN wherever no token lies."""
+
+import pytest
+import torch
+
+from quire_kernels.decode_attention.cases import CASES, DecodeCase
+from quire_kernels.decode_attention.op import DecodeWorkspace, Plan, decode_attention
+from quire_kernels.decode_attention.reference import decode_attention_reference
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
+
+
+def _run(case, device, dtype, **options):
+    inputs = case.inputs(dtype, device)
+    out = torch.full((len(case.lengths), case.num_heads * case.head_dim), float("nan"), dtype=dtype, device=device)
+    workspace = DecodeWorkspace(device, 8, case.num_heads, case.kv_heads, case.head_dim)
+    reference_inputs = inputs | {"pool": inputs["pool"].clone()}
+    decode_attention(**inputs, out=out, workspace=workspace, **options)
+    assert int(workspace.counters.abs().sum()) == 0
+    return out, decode_attention_reference(**reference_inputs), inputs["pool"], reference_inputs["pool"]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_equals_reference(case, place, assert_close):
+    """Every length around blocks and splits, group size, head size, window, cap and sink gives the reference's result,
+    and the new keys and values, and nothing else, are in the pool."""
+    out, reference, pool, reference_pool = _run(case, *place)
+    assert_close(out, reference)
+    assert torch.equal(pool.isnan(), reference_pool.isnan())
+    assert_close(pool.nan_to_num(), reference_pool.nan_to_num())
+
+
+def test_half_precision(half_place, assert_close):
+    """float16 agrees with float64 to its own precision."""
+    out, reference, _, _ = _run(CASES[3], *half_place)
+    assert_close(out, reference)
+
+
+@pytest.mark.parametrize("splits", [1, 4, 16])
+def test_any_plan_gives_the_same(splits, place, assert_close):
+    """How the context is split does not change the result."""
+    case = DecodeCase("plans", (1, 100, 257), rope=False)
+    out, reference, _, _ = _run(case, *place, plan=Plan(splits, 16, 32, 4, 2))
+    assert_close(out, reference)
+
+
+@pytest.mark.gpu
+def test_replays_of_a_graph_read_lengths_from_the_device(place, assert_close):
+    """A captured launch follows lengths that change between replays, with programmatic dependent launch."""
+    if place[0] != "cuda":
+        pytest.skip("needs a GPU")
+    case = DecodeCase("graph", (400, 30, 5), rope=False, head_dim=128)
+    inputs = case.inputs(place[1], "cuda")
+    out = torch.empty(3, case.num_heads * 128, dtype=place[1], device="cuda")
+    workspace = DecodeWorkspace("cuda", 8, case.num_heads, case.kv_heads, 128)
+    decode_attention(**inputs, out=out, workspace=workspace, pdl=True)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(3):
+            decode_attention(**inputs, out=out, workspace=workspace, pdl=True)
+    for lengths in ((400, 30, 5), (17, 0, 1), (129, 16, 4)):
+        inputs["seq_lens"].copy_(torch.tensor(lengths, dtype=torch.int32))
+        out.fill_(float("nan"))
+        graph.replay()
+        assert_close(out, decode_attention_reference(**inputs))
+
+
+def test_what_cannot_run_is_refused(place):
+    """Shapes that contradict each other are a ValueError before anything is launched."""
+    inputs = CASES[0].inputs(place[1], place[0])
+    out = torch.empty(1, 8 * 64, dtype=place[1], device=place[0])
+    workspace = DecodeWorkspace(place[0], 8, 8, 2, 64)
+    with pytest.raises(ValueError, match="rows"):
+        decode_attention(**inputs | {"qkv": inputs["qkv"][:, :64]}, out=out, workspace=workspace)
+    with pytest.raises(ValueError, match="int32"):
+        decode_attention(**inputs | {"seq_lens": inputs["seq_lens"].long()}, out=out, workspace=workspace)
+    with pytest.raises(ValueError, match="out must be"):
+        decode_attention(**inputs, out=out[:, :64], workspace=workspace)

@@ -1,0 +1,49 @@
+"""prefill_attention against plain torch in float64, with poisoned outputs; the pool is NaN wherever no token lies."""
+
+import pytest
+import torch
+
+from quire_kernels.prefill_attention.cases import CASES, PrefillCase
+from quire_kernels.prefill_attention.op import Plan, prefill_attention
+from quire_kernels.prefill_attention.reference import prefill_attention_reference
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
+
+
+def _run(case, device, dtype, **options):
+    inputs = case.inputs(dtype, device)
+    out = torch.full((len(inputs["qkv"]), case.num_heads * case.head_dim), float("nan"), dtype=dtype, device=device)
+    prefill_attention(**inputs, out=out, **options)
+    return out, prefill_attention_reference(**inputs)
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_equals_reference(case, place, assert_close):
+    """Ragged runs with and without cached prefixes attend to their own tokens and nothing else; rows of no sequence
+    are left alone."""
+    out, reference = _run(case, *place)
+    assert_close(out[case.first_row :], reference[case.first_row :])
+    assert out[: case.first_row].isnan().all()
+
+
+def test_half_precision(half_place, assert_close):
+    """float16 agrees with float64 to its own precision."""
+    out, reference = _run(CASES[3], *half_place)
+    assert_close(out, reference)
+
+
+@pytest.mark.parametrize("plan", [Plan(64, 32, 4, 2), Plan(32, 16, 2, 1)])
+def test_any_plan_gives_the_same(plan, place, assert_close):
+    """How the work is tiled does not change the result."""
+    out, reference = _run(PrefillCase("plans", ((50, 75), (1, 1))), *place, plan=plan)
+    assert_close(out, reference)
+
+
+def test_what_cannot_run_is_refused(place):
+    """Shapes that contradict each other are a ValueError before anything is launched."""
+    inputs = CASES[1].inputs(place[1], place[0])
+    out = torch.empty(1, 8 * 64, dtype=place[1], device=place[0])
+    with pytest.raises(ValueError, match="starts"):
+        prefill_attention(**inputs | {"query_start_loc": inputs["query_start_loc"][:1]}, out=out)
+    with pytest.raises(ValueError, match="can't run"):
+        prefill_attention(**inputs | {"num_heads": 7}, out=out)
