@@ -79,7 +79,10 @@ async def in_process(options: EngineOptions, names: list[str], repeats: int) -> 
 
     engine = await asyncio.to_thread(InProcessEngine, options)
     try:
-        return {"workloads": await run_all(engine, names, repeats), "compiled": engine.executor.compiled.names}
+        return {
+            "workloads": await run_all(engine, names, repeats),
+            "compiled": engine.executor.compiled.names,
+        }
     finally:
         engine.close()
 
@@ -106,7 +109,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default="llama-8b", help="a folder of models/ or any folder with config.json")
+    parser.add_argument(
+        "--model", default="llama-8b", help="a folder of models/ or any folder with config.json"
+    )
     parser.add_argument("--workloads", nargs="+", default=list(WORKLOADS), choices=list(WORKLOADS))
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--mode", choices=("grpc", "in-process", "both"), default="grpc")

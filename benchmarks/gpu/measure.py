@@ -56,7 +56,9 @@ def figures(name: str, workload: Workload, recorder: Recorder) -> dict[str, Any]
     if len(workload.requests) == 1 and workload.num_output_tokens > 1:
         span_s = recorder.last_s[0] - recorder.first_s[0]
         result["ms_per_token"] = round(1e3 * span_s / (workload.num_output_tokens - 1), 4)
-    full = full_batch_steps_ms(recorder, min(len(workload.requests), max(count for _, count, _ in recorder.steps)))
+    full = full_batch_steps_ms(
+        recorder, min(len(workload.requests), max(count for _, count, _ in recorder.steps))
+    )
     if len(full) > 8:
         result["full_batch_step_ms_median"] = round(statistics.median(full), 4)
         result["full_batch_step_ms_p95"] = round(sorted(full)[int(0.95 * len(full))], 4)

@@ -54,9 +54,12 @@ class DecodeGraphs:
         as the current one. What is in `packed` must be a step of no rows."""
         sizes = sizes_up_to(self._model.limits.max_num_seqs)
         memory = torch.cuda.graph_pool_handle()
+        kernels = self._model.loaded.kernels
+        kernels.overlap = True
         for done, size in enumerate(reversed(sizes)):
             self._captured[size] = self._capture(size, memory)
             report(done + 1, len(sizes))
+        kernels.overlap = False
         self._sizes = sizes
 
     def run(self, size: int, *, filtered: bool) -> tuple[Stream, torch.Tensor]:

@@ -9,7 +9,8 @@ from typing import Any, Protocol
 
 import torch
 
-from quire_worker.cuda.state import DeviceTables, Rope, SamplingTable, StepInputs
+from quire_kernels.gpu.rope import Rope
+from quire_worker.cuda.state import DeviceTables, SamplingTable, StepInputs
 
 
 class KernelSet(Protocol):
@@ -19,6 +20,8 @@ class KernelSet(Protocol):
     max_small_rows: int
     # Whether nothing waits for the device, so that steps can be captured.
     is_capturable: bool
+    # Whether launches may begin before the one ahead has ended (they wait by themselves for what it writes).
+    overlap: bool
 
     def workspace(
         self,

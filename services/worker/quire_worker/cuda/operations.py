@@ -13,8 +13,9 @@ from typing import Any
 import torch
 from torch.nn.functional import linear
 
+from quire_kernels.gpu.rope import Rope
 from quire_worker.cuda.kernel_set import KernelSet
-from quire_worker.cuda.state import DeviceTables, Rope, StepInputs
+from quire_worker.cuda.state import DeviceTables, StepInputs
 from quire_worker.models.decoder import DecoderWeights
 from quire_worker.models.rope import rope_tables
 from quire_worker.models.spec import DecoderSpec

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
+from quire_kernels.gpu.rope import Rope
 from quire_kernels.gumbel_argmax.reference import gumbel_argmax_reference
 from quire_worker.cuda.state import (
     HEADER_SIZE,
@@ -12,7 +13,6 @@ from quire_worker.cuda.state import (
     NUM_SEQS,
     RECORD_SIZE,
     DeviceTables,
-    Rope,
     SamplingTable,
     StepInputs,
 )
@@ -25,6 +25,7 @@ class PlainKernels:
 
     max_small_rows = 0
     is_capturable = False
+    overlap = False
 
     def workspace(
         self,

@@ -58,17 +58,6 @@ class StepInputs:
     sample_rows: torch.Tensor
 
 
-@dataclass(frozen=True, slots=True)
-class Rope:
-    """cos, sin float32 [max position, head_dim / 2]; q_norm, k_norm [head_dim] or None; eps of these norms."""
-
-    cos: torch.Tensor
-    sin: torch.Tensor
-    q_norm: torch.Tensor | None
-    k_norm: torch.Tensor | None
-    eps: float
-
-
 def make_tables(limits: SlotLimits, device: torch.device) -> DeviceTables:
     """Empty tables."""
     rows = limits.max_num_seqs
