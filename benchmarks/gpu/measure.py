@@ -5,6 +5,7 @@ Knows neither gRPC nor devices.
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,8 +15,10 @@ from workloads import Workload
 
 @dataclass(slots=True)
 class Recorder:
-    """Arrivals of tokens, in seconds of one clock. One entry of `steps` per frame: (time, tokens in it, device's time of
-    sampling in microseconds)."""
+    """Arrivals of tokens, in seconds of one clock.
+
+    One entry of `steps` per frame: (time, tokens in it, worker's wall clock of the sampling in microseconds).
+    """
 
     started_s: float
     first_s: dict[int, float] = field(default_factory=dict)
@@ -70,7 +73,7 @@ def full_batch_steps_ms(recorder: Recorder, size: int) -> list[float]:
     steps = recorder.steps
     return [
         (later[2] - earlier[2]) * 1e-3
-        for earlier, later in zip(steps, steps[1:], strict=False)
+        for earlier, later in itertools.pairwise(steps)
         if earlier[1] == later[1] == size
     ]
 

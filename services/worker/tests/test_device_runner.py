@@ -1,4 +1,4 @@
-"""The device path on plain kernels: the same tokens as the CPU's torch path, whatever way a sequence takes through it."""
+"""The device path on plain kernels: the tokens of the CPU's torch path, whatever way a sequence takes."""
 
 import json
 import queue
