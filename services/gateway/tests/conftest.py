@@ -189,6 +189,20 @@ async def make_suite() -> AsyncIterator[Callable[..., Any]]:
 
 
 @pytest.fixture
+async def started() -> AsyncIterator[Callable[..., Any]]:
+    """Starts a server for a fake: `await started(FakeTokenizer())`."""
+    servers: list[Any] = []
+
+    async def start(servicer: Any) -> Any:
+        servers.append(await fakes.FakeServer(servicer).start())
+        return servers[-1]
+
+    yield start
+    for server in servers:
+        await server.kill()
+
+
+@pytest.fixture
 async def suite(make_suite: Callable[..., Any]) -> Suite:
     """One fake of each kind."""
     return await make_suite()

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from gateway_fakes import FakeScheduler, FakeServer, FakeTokenizer
+from gateway_fakes import FakeScheduler, FakeTokenizer
 from google.api import httpbody_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from quire.openai.v1 import openai_service_pb2_grpc
 from quire_gateway.settings import GatewaySettings
 
-_PORT = 25_081
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def test_the_settings_are_these() -> None:
@@ -29,16 +34,17 @@ def test_the_settings_are_these() -> None:
     }  # fmt: skip
 
 
-async def test_sigterm_finishes_what_runs(tmp_path: Path) -> None:
+async def test_sigterm_finishes_what_runs(tmp_path: Path, started: Any) -> None:
     """SERVING when engine and tokenizer are there; SIGTERM turns it off, ends the running stream well, and exits 0."""
-    tokenizer = await FakeServer(FakeTokenizer()).start()
-    scheduler = await FakeServer(FakeScheduler(text_of=lambda s, i: b"x" * 60, step_s=0.005)).start()
+    tokenizer = await started(FakeTokenizer())
+    scheduler = await started(FakeScheduler(text_of=lambda s, i: b"x" * 60, step_s=0.005))
+    address = f"127.0.0.1:{_free_port()}"
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "quire_gateway.main", "--listen", f"127.0.0.1:{_PORT}",
+        sys.executable, "-m", "quire_gateway.main", "--listen", address,
         "--tokenizers", tokenizer.address, "--schedulers", scheduler.address, "--log-format", "json",
         stderr=asyncio.subprocess.PIPE, cwd=tmp_path,
     )  # fmt: skip
-    async with grpc.aio.insecure_channel(f"127.0.0.1:{_PORT}") as channel:
+    async with grpc.aio.insecure_channel(address) as channel:
         await _wait_serving(channel)
         stub = openai_service_pb2_grpc.OpenAIStub(channel)
         body = httpbody_pb2.HttpBody(data=b'{"prompt": "secret words", "stream": true, "max_tokens": 60}')
@@ -55,8 +61,6 @@ async def test_sigterm_finishes_what_runs(tmp_path: Path) -> None:
     log = errors.decode()
     assert '"event": "request finished"' in log and '"route": "completions"' in log
     assert "secret words" not in log
-    await scheduler.kill()
-    await tokenizer.kill()
 
 
 async def _wait_serving(channel: Any) -> None:
