@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.worker_client import PoolSizes
@@ -62,6 +62,15 @@ class SchedulerSettings(ServiceSettings):
         5.0, ge=0, description="Seconds to stay away from a worker that another scheduler has taken over."
     )
     reconnect_delay_s: float = Field(0.2, gt=0, description="Seconds between two tries to reach a worker.")
+
+    @model_validator(mode="after")
+    def _check_step(self) -> SchedulerSettings:
+        if self.max_num_batched_tokens and self.max_num_batched_tokens < self.max_num_seqs:
+            raise ValueError(
+                f"max_num_batched_tokens must be at least max_num_seqs ({self.max_num_seqs}), "
+                f"got {self.max_num_batched_tokens}"
+            )
+        return self
 
     def pool_sizes(self) -> PoolSizes:
         """What the worker is asked to allocate."""
