@@ -1,5 +1,8 @@
 """The simulated worker as the checker of the step protocol."""
 
+import subprocess
+import sys
+
 import pytest
 
 from quire_worker.executor import PoolDescription
@@ -195,3 +198,11 @@ def test_reset_forgets_sequences_and_step_numbers():
     runner.reset()
     with pytest.raises(MalformedStep, match="slot 0 is empty"):
         runner.execute(step(1, [(0, 1)]))
+
+
+def test_simulated_worker_imports_no_torch():
+    """The simulated worker's process starts without torch and transformers."""
+    code = "import quire_worker.simulated.main, sys; print({'torch', 'transformers'} & set(sys.modules))"
+    assert (
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "set()"
+    )
