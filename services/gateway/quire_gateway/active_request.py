@@ -46,6 +46,7 @@ class ActiveRequest:
         "is_accepted",
         "is_closed",
         "num_cached_tokens",
+        "num_moves",
         "num_on_engine",
         "num_unfinished",
         "outlet",
@@ -90,6 +91,8 @@ class ActiveRequest:
         self.num_on_engine = 0
         #: The engine that was lost with this request on it: only taken again if no other lives.
         self.avoided: str | None = None
+        #: Engines that were lost with it.
+        self.num_moves = 0
         #: Engines that refused it, with their reasons.
         self.rejected_by: dict[str, QuireError] = {}
         #: Timer that ends the wait for an engine.

@@ -161,6 +161,10 @@ class Detokenizer:
                     log.warning("detokenize stream lost", address=address, reason=reason)
                 num_failures += 1
                 self._replicas.mark_failed(address)
+            except Exception:
+                # A bug, here or there: the call is of no use, but its streams and the next call are.
+                log.exception("detokenize stream failed", address=address)
+                num_failures += 1
             finally:
                 self.is_connected = False
                 self._requeue()

@@ -31,6 +31,7 @@ class Gateway:
 
     def __init__(self, settings: GatewaySettings, metrics: Metrics) -> None:
         self.settings = settings
+        self._has_served = False
         self.metrics = GatewayMetrics(metrics.registry)
         self.admission = Admission(
             max_in_flight=settings.max_in_flight, max_in_flight_per_tenant=settings.max_in_flight_per_tenant
@@ -118,7 +119,11 @@ class Gateway:
         self.readiness.update()
 
     async def _publish(self, is_ready: bool) -> None:
-        await (self.server.ready() if is_ready else self.server.health.set_ready(False))
+        if is_ready and not self._has_served:
+            self._has_served = True
+            await self.server.ready()
+        else:
+            await self.server.health.set_ready(is_ready)
 
 
 async def serve(settings: GatewaySettings) -> None:

@@ -125,6 +125,10 @@ class SchedulerConnection:
                 reason = mismatch.message
             except TimeoutError:
                 reason = f"no ready message within {_READY_TIMEOUT_S:g} s"
+            except Exception:
+                # A bug, here or there: the stream is of no use, but its requests and the next stream are.
+                log.exception("scheduler stream failed", address=self.address)
+                reason = "internal error"
             finally:
                 was_ready = self._lose()
             num_failures = 1 if was_ready else num_failures + 1

@@ -18,10 +18,21 @@ from quire_gateway.models import ServedModel
 from quire_gateway.routing import Replica, RoutingPolicy, affinity_key, choose
 from quire_gateway.scheduler_connection import SchedulerConnection
 from quire_gateway.wire import FINISH_REASONS, Row, error_of_finish, error_of_rejection, rows_of
-from quire_servicekit.errors import QueueFull, QuireError, RequestAborted, Unavailable, UnknownModel
+from quire_servicekit.errors import (
+    InternalError,
+    InvalidRequest,
+    QueueFull,
+    QuireError,
+    RequestAborted,
+    Unavailable,
+    UnknownModel,
+)
 from quire_servicekit.logging import get_logger
 
 log = get_logger("scheduler pool")
+
+#: Losses that a request survives. One that brings down engine after engine must not go on to the last of them.
+MAX_MOVES = 8
 
 
 class SchedulerPool:
@@ -48,8 +59,7 @@ class SchedulerPool:
         self._connections: dict[str, SchedulerConnection] = {}
         self._parked: list[ActiveRequest] = []
         # Models stay known while their engine restarts: a pause is no 404.
-        self._last_infos: dict[str, model_pb2.ModelInfo] = {}
-        self._last_models: dict[str, ServedModel] = {}
+        self._served: dict[str, tuple[ServedModel, model_pb2.ModelInfo]] = {}
 
     def add(self, connection: SchedulerConnection) -> None:
         """One more replica; the pool starts it."""
@@ -80,21 +90,35 @@ class SchedulerPool:
 
     def models(self) -> list[ServedModel]:
         """The served models by name, including those whose engines are just coming back."""
-        return [self._last_models[name] for name in sorted(self._last_models)]
+        by_name: dict[str, ServedModel] = {}
+        for model, _ in self._served.values():
+            other = by_name.get(model.id)
+            # A request may land on any engine of its model, so the smallest limit is the model's.
+            if other is None or model.max_model_len < other.max_model_len:
+                by_name[model.id] = model
+        return [by_name[name] for name in sorted(by_name)]
 
     def model_infos(self) -> list[model_pb2.ModelInfo]:
         """As `models`, as the contract's message."""
-        return [self._last_infos[name] for name in sorted(self._last_infos)]
+        by_name = {model.id: info for model, info in self._served.values()}
+        return [by_name[name] for name in sorted(by_name)]
 
     def model(self, name: str) -> ServedModel:
-        """The model of that name; empty: the only one. Raises UnknownModel, or Unavailable if none was ever seen."""
-        if not self._last_models:
+        """The model of that name; empty: the only one.
+
+        Raises UnknownModel, InvalidRequest for no name among several, or Unavailable if none was ever seen.
+        """
+        models = self.models()
+        if not models:
             raise Unavailable("scheduler", message="no engine is connected yet")
-        if not name and len(self._last_models) == 1:
-            return next(iter(self._last_models.values()))
-        if name not in self._last_models:
-            raise UnknownModel(name)
-        return self._last_models[name]
+        if not name:
+            if len(models) > 1:
+                raise InvalidRequest("model", message="model is missing: several are served")
+            return models[0]
+        for model in models:
+            if model.id == name:
+                return model
+        raise UnknownModel(name)
 
     def submit(self, request: ActiveRequest) -> None:
         """Place a request. Its outcome, errors included, comes through its outlet."""
@@ -119,8 +143,12 @@ class SchedulerPool:
 
     def _place(self, request: ActiveRequest) -> None:
         """Submit to the best engine; without one, wait for it or give up."""
+        wanted = request.spec.model
         ready = {
-            a: c for a, c in self._connections.items() if c.model and c.model.id == request.spec.model.id
+            address: connection
+            for address, connection in self._connections.items()
+            if connection.model is not None
+            and (connection.model.id, connection.model.fingerprint) == (wanted.id, wanted.fingerprint)
         }
         address = self._choose(request, ready)
         if address is not None:
@@ -194,8 +222,7 @@ class SchedulerPool:
     def on_ready(self, connection: SchedulerConnection) -> None:
         """An engine came: place what waits."""
         if connection.model is not None and connection.model_info is not None:
-            self._last_models[connection.model.id] = connection.model
-            self._last_infos[connection.model.id] = connection.model_info
+            self._served[connection.address] = (connection.model, connection.model_info)
         waiting, self._parked = self._parked, []
         for request in waiting:
             request.rejected_by.pop(connection.address, None)
@@ -211,7 +238,10 @@ class SchedulerPool:
         self._on_change()
         for request in moved:
             request.avoided = connection.address
-            if request.unfinished:
+            request.num_moves += 1
+            if request.num_moves > MAX_MOVES:
+                request.fail(InternalError("engines were lost again and again while they ran the request"))
+            elif request.unfinished:
                 self._place(request)
 
     def on_frame(self, connection: SchedulerConnection, frame: serve_pb2.StepFrame) -> None:

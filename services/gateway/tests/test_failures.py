@@ -217,6 +217,64 @@ async def test_an_engine_that_ends_a_request_by_itself_is_no_normal_finish(make_
     assert len(first.submits) == 6
 
 
+async def test_a_request_that_takes_engine_after_engine_with_it_is_given_up(make_suite: Any) -> None:
+    """After so many losses it fails, so that one poisonous request cannot bring down all engines for ever."""
+    scheduler = _scheduler(step_s=0.002)
+    suite = await make_suite([scheduler])
+
+    def poison(submit: Any, index: int) -> bytes:
+        scheduler.break_after = 0
+        return _LONG
+
+    scheduler.text_of = poison
+    answer = await suite.client.complete(max_tokens=200)
+    assert answer.status == 500
+    assert len(scheduler.submits) == 9
+    scheduler.break_after = None
+    scheduler.text_of = lambda submit, index: b"well"
+    assert (await suite.client.complete()).status == 200
+
+
+async def test_a_frame_that_makes_no_sense_costs_only_the_stream(make_suite: Any, monkeypatch: Any) -> None:
+    """An engine's nonsense breaks the stream, which is made anew; the request goes on."""
+    suite = await make_suite([_scheduler(step_s=0.002)])
+    pool, broken = suite.gateway.pool, []
+    apply = type(pool)._apply
+
+    def once(self: Any, connection: Any, request: Any, row: Any, sampled_at: int) -> None:
+        if not broken:
+            broken.append(row)
+            row = row._replace(sequence_index=99)
+        apply(self, connection, request, row, sampled_at)
+
+    monkeypatch.setattr(type(pool), "_apply", once)
+    answer = await suite.client.complete(max_tokens=50)
+    assert answer.json["choices"][0]["text"] == (b"0: " + _LONG)[:50].decode()
+    assert broken and len(suite.scheduler.submits) == 2
+
+
+async def test_an_engine_that_comes_back_with_another_model_gets_no_old_requests(make_suite: Any) -> None:
+    """A request goes on with its own model only; the list of models follows what is served."""
+    suite = await make_suite([_scheduler(step_s=0.003)], resume_timeout_s=1.0)
+    running = asyncio.create_task(suite.client.complete(max_tokens=200, model="fake"))
+    await _until(lambda: suite.scheduler.num_frames > 5)
+    await suite.schedulers[0].kill()
+    suite.scheduler.model_id = "other"
+    await suite.schedulers[0].start()
+    assert (await running).status == 503
+    assert [model.id for model in suite.gateway.pool.models()] == ["other"]
+
+
+async def test_several_models_need_a_name(make_suite: Any) -> None:
+    """Without a name among several models the request is refused; with one it goes to its engine."""
+    suite = await make_suite([_scheduler(model_id="a", max_model_len=99), _scheduler(model_id="b")])
+    answer = await suite.client.complete()
+    assert (answer.status, answer.json["error"]["param"]) == (400, "model")
+    assert (await suite.client.complete(model="b")).json["model"] == "b"
+    assert [(m.id, m.max_model_len) for m in suite.gateway.pool.models()] == [("a", 99), ("b", 1024)]
+    assert [info.id for info in suite.gateway.pool.model_infos()] == ["a", "b"]
+
+
 def test_a_bare_status_is_understood_by_its_code() -> None:
     """A rejection without our details still says what kind it is."""
     assert isinstance(error_of_rejection(bare_status(8, "full")), QueueFull)

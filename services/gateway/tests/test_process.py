@@ -47,7 +47,9 @@ async def test_sigterm_finishes_what_runs(tmp_path: Path, started: Any) -> None:
     async with grpc.aio.insecure_channel(address) as channel:
         await _wait_serving(channel)
         stub = openai_service_pb2_grpc.OpenAIStub(channel)
-        body = httpbody_pb2.HttpBody(data=b'{"prompt": "secret words", "stream": true, "max_tokens": 60}')
+        body = httpbody_pb2.HttpBody(
+            data=b'{"prompt": "secret words", "stream": true, "max_tokens": 60, "request_id": "mine"}'
+        )
         call = stub.Completions(body)
         first = await call.read()
         assert first.content_type == "text/event-stream"
@@ -60,6 +62,7 @@ async def test_sigterm_finishes_what_runs(tmp_path: Path, started: Any) -> None:
     assert process.returncode == 0
     log = errors.decode()
     assert '"event": "request finished"' in log and '"route": "completions"' in log
+    assert '"client_request_id": "mine"' in log
     assert "secret words" not in log
 
 

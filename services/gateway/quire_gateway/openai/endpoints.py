@@ -17,6 +17,7 @@ from quire_gateway.openai.answers import EVENT_STREAM, JSON, Head, error_body, e
 from quire_gateway.openai.chat_request import ChatRequest
 from quire_gateway.openai.completion_request import CompletionRequest
 from quire_gateway.openai.dialect import CHAT, COMPLETION, Answer
+from quire_gateway.openai.options import named_call
 from quire_gateway.openai.parameters import parse
 from quire_gateway.requests import CallInfo, TextPrompt, TokenPrompt
 from quire_gateway.sequences import Update
@@ -48,7 +49,7 @@ class OpenAIEndpoints:
         try:
             request = parse(body, ChatRequest)
             async with self._generator.run(
-                [request.to_generation()], call, route="chat", names=request.names
+                [request.to_generation()], named_call(request, call), route="chat", names=request.names
             ) as generation:
                 answer = Answer(
                     CHAT, generation, request, int(self._clock()), self._vocabulary(), request.logprobs
@@ -66,7 +67,7 @@ class OpenAIEndpoints:
         try:
             request = parse(body, CompletionRequest)
             async with self._generator.run(
-                request.to_generations(), call, route="completions", names=request.names
+                request.to_generations(), named_call(request, call), route="completions", names=request.names
             ) as generation:
                 has_logprobs = request.logprobs is not None
                 answer = Answer(

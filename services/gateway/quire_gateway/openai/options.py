@@ -6,11 +6,13 @@ requests.py), with the names this dialect uses.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from pydantic import Field, model_validator
 
 from quire_gateway.openai.parameters import StrictModel
+from quire_gateway.requests import CallInfo
 from quire_gateway.sampling import MAX_SEED, Sampling
 from quire_servicekit.errors import InvalidRequest
 
@@ -102,6 +104,11 @@ def _token_id(key: str) -> int:
     if not (key.isascii() and key.isdigit()):
         raise InvalidRequest("logit_bias", "keyed by token ids", key)
     return int(key)
+
+
+def named_call(request: CommonRequest, call: CallInfo) -> CallInfo:
+    """The call under the correlation id of its body, which counts before the metadata's."""
+    return dataclasses.replace(call, client_request_id=request.request_id) if request.request_id else call
 
 
 def common_options(request: CommonRequest) -> dict[str, Any]:

@@ -7,12 +7,12 @@ from typing import Any
 from quire_gateway.requests import CallInfo
 
 
-def call_info(context: Any, *, client_request_id: str = "") -> CallInfo:
-    """The CallInfo of an RPC. client_request_id: the body's own, which counts before the metadata's."""
+def call_info(context: Any) -> CallInfo:
+    """The CallInfo of an RPC."""
     metadata = {key: value for key, value in context.invocation_metadata() or () if isinstance(value, str)}
     remaining_s = context.time_remaining()
     return CallInfo(
-        client_request_id=client_request_id or metadata.get("x-request-id", ""),
+        client_request_id=metadata.get("x-request-id", ""),
         tenant=metadata.get("x-client-id", ""),
         traceparent=metadata.get("traceparent", ""),
         timeout_s=remaining_s if remaining_s is not None and remaining_s < _FOREVER_S else None,
