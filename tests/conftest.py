@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -96,11 +95,10 @@ class Suite:
 
         return _wait(idle, timeout_s, "an idle scheduler")
 
-    def kill(self, service):
-        """Kill a service's process and return its id."""
-        pid = self.status()["services"][service]["pid"]
-        os.kill(pid, signal.SIGKILL)
-        return pid
+    def pid_of(self, service):
+        """The process id of a service, or of "envoy"."""
+        status = self.status()
+        return (status["envoy"] if service == "envoy" else status["services"][service])["pid"]
 
     def wait_restarted(self, service, pid):
         """Wait until another process than `pid` runs the service and all is healthy."""

@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import os
+import signal
 import threading
 import time
 
@@ -44,6 +46,11 @@ class Streams:
         while not self.errors and not all(len(text) > 60 for text in self.texts):
             time.sleep(0.005)
         return self
+
+    def kill(self, pid):
+        """Kill a process while every stream is under way."""
+        os.kill(pid, signal.SIGKILL)
+        assert [thread for thread in self.threads if not thread.is_alive()] == []
 
     def finish(self):
         """Wait for all; their ids and texts. Fails when any stream failed."""
@@ -96,8 +103,9 @@ def undisturbed(suite):
 @pytest.mark.parametrize("service", ["worker", "scheduler", "tokenizer"])
 def test_killed_service_fails_no_stream(suite, undisturbed, service):
     """With a service killed in mid-stream every stream ends whole, with the tokens and text of an undisturbed run."""
+    pid = suite.pid_of(service)
     streams = Streams(suite).start()
-    pid = suite.kill(service)
+    streams.kill(pid)
     assert streams.finish() == undisturbed
     suite.wait_restarted(service, pid)
     suite.wait_idle()
@@ -105,7 +113,8 @@ def test_killed_service_fails_no_stream(suite, undisturbed, service):
 
 def test_requests_that_come_while_the_worker_is_away_are_answered(suite, undisturbed):
     """New requests sent right after the worker's death wait for the next worker and are answered."""
-    pid = suite.kill("worker")
+    pid = suite.pid_of("worker")
+    os.kill(pid, signal.SIGKILL)
     answers = [
         httpx.post(f"{suite.url}/v1/completions", json={"prompt": [7, 8, 9], "max_tokens": 5}, timeout=60)
         for _ in range(3)
@@ -116,8 +125,9 @@ def test_requests_that_come_while_the_worker_is_away_are_answered(suite, undistu
 
 def test_killed_gateway_frees_its_requests(suite, undisturbed):
     """When the gateway dies its streams break visibly, the scheduler drops its requests, and a new one serves."""
+    pid = suite.pid_of("gateway")
     streams = Streams(suite).start()
-    pid = suite.kill("gateway")
+    streams.kill(pid)
     for thread in streams.threads:
         thread.join(60)
     assert len(streams.errors) == NUM_STREAMS
@@ -128,10 +138,7 @@ def test_killed_gateway_frees_its_requests(suite, undisturbed):
 
 def test_killed_edge_comes_back(suite, undisturbed, wait_until):
     """When Envoy dies it is started again and serves."""
-    import os
-    import signal
-
-    pid = suite.status()["envoy"]["pid"]
+    pid = suite.pid_of("envoy")
     os.kill(pid, signal.SIGKILL)
     wait_until(lambda: httpx.get(f"{suite.url}/health").status_code == 200, 30)
-    assert suite.status()["envoy"]["pid"] != pid
+    assert suite.pid_of("envoy") != pid
