@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections import deque
 from pathlib import Path
@@ -15,18 +16,21 @@ POLL_S = 0.2
 
 
 def show_logs(port: int, *, names: list[str], lines: int, follow: bool) -> int:
-    """Print the last `lines` of each log of the suite on `port` (of `names` alone, if any); the exit status."""
-    output = Output(show_services=True)
+    """Print the last `lines` of each log of the suite on `port` (of `names` alone, if any); the exit status.
+
+    The logs go to standard output, for a pager or grep; what is wrong goes to standard error.
+    """
+    output, problems = Output(show_services=True, stream=sys.stdout), Output(show_services=False)
     folder = StateFolder.find(port)
     files = sorted(folder.logs.glob("*.log")) if folder else []
     if names:
         unknown = set(names) - {file.stem for file in files}
         if unknown:
-            output.failure(f"no log of {', '.join(sorted(unknown))} on port {port}", [])
+            problems.failure(f"no log of {', '.join(sorted(unknown))} on port {port}", [])
             return 1
         files = [file for file in files if file.stem in names]
     if not files:
-        output.failure(f"there are no logs of a suite on port {port}", [])
+        problems.failure(f"there are no logs of a suite on port {port}", [])
         return 1
     opened = {file: _show_tail(file, lines, output) for file in files}
     while follow:

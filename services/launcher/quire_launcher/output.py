@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -18,11 +18,13 @@ WIDTH = max(map(len, COLOURS))
 
 
 class Output:
-    """Standard error, one line at a time; a progress bar stays at the bottom of a terminal."""
+    """Standard error unless told otherwise, one line at a time; a progress bar stays at the bottom of a terminal."""
 
-    def __init__(self, *, show_services: bool, bars: bool | None = None) -> None:
+    def __init__(
+        self, *, show_services: bool, bars: bool | None = None, stream: TextIO | None = None
+    ) -> None:
         """`show_services`: whether the services' own lines are printed, or only what the launcher says."""
-        self._stream = sys.stderr
+        self._stream = stream or sys.stderr
         self._colour = self._stream.isatty()
         self._show_services = show_services
         self._bars = self._colour if bars is None else bars

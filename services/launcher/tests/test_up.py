@@ -129,7 +129,7 @@ def test_logs_are_kept_after_the_end(suite, capsys):
     suite.send_signal(signal.SIGTERM)
     suite.communicate(timeout=20)
     assert show_logs(PORT, names=["worker"], lines=10, follow=False) == 0
-    assert "worker | hello" in capsys.readouterr().err
+    assert "worker | hello" in capsys.readouterr().out
     assert show_logs(PORT, names=["wroker"], lines=10, follow=False) == 1
     assert "wroker" in capsys.readouterr().err
 
