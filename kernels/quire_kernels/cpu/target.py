@@ -6,6 +6,7 @@ inner dimension is walked. Packed weights are laid out in tiles, so their layout
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass
 
 from llvmlite import binding as llvm
@@ -30,8 +31,10 @@ class Target:
 
 
 def _detect() -> Target:
-    features = llvm.get_host_cpu_features()
-    if features.get("avx512f"):
+    # NUMBA_CPU_FEATURES makes numba compile for another processor; the tiles must be that one's.
+    chosen = os.environ.get("NUMBA_CPU_FEATURES")
+    wide = llvm.get_host_cpu_features().get("avx512f") if chosen is None else "+avx512f" in chosen.split(",")
+    if wide:
         # 32 registers: 14 x 2 accumulators, 2 weights, 1 activation.
         return Target(lanes=16, row_steps=(1, 2, 3, 4, 6, 8, 10, 12, 14))
     # AVX2 has 16 registers: 6 x 2 accumulators, 2 weights, 1 activation. Narrower machines split each vector.
