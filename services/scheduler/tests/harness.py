@@ -6,7 +6,6 @@ a block shared wrongly, reused too early or not filled shows as an error or anot
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter, deque
 from dataclasses import dataclass, field
 
@@ -15,30 +14,10 @@ from quire_scheduler.request import FinishReason, Request, SamplingParams, Seque
 from quire_scheduler.scheduler import SchedulerCore
 from quire_scheduler.step import Deltas, LogprobColumns, NewSequence, StepPlan, StepResult
 
-VOCABULARY = 11
-EOS = 10
+from .reference import next_token, reference_output
 
 # What a block position holds: the token, its position, and what else its keys and values depend on.
 Cell = tuple[int, int, str]
-
-
-def next_token(history: list[int], seed: int, sequence_index: int) -> int:
-    """The model: any token of the vocabulary, by a hash of the whole history."""
-    return zlib.crc32(repr((history, seed, sequence_index)).encode()) % VOCABULARY
-
-
-def reference_output(request: Request, sequence_index: int, max_total_tokens: int) -> list[int]:
-    """What the sequence must give, computed without any scheduling."""
-    sampling = request.sampling
-    room = max_total_tokens - len(request.prompt_token_ids)
-    longest = room if sampling.max_tokens is None else min(room, sampling.max_tokens)
-    outputs = list(request.resumed.get(sequence_index, []))
-    while len(outputs) < longest:
-        token = next_token(request.prompt_token_ids + outputs, sampling.seed, sequence_index)
-        outputs.append(token)
-        if token in sampling.ending_token_ids() and len(outputs) > sampling.min_tokens:
-            break
-    return outputs
 
 
 @dataclass

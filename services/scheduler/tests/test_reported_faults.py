@@ -10,7 +10,8 @@ from quire_scheduler.draft import Draft
 from quire_scheduler.errors import QueueFull
 from quire_scheduler.request import FinishReason, SequenceStatus
 
-from .harness import EOS, Harness
+from .harness import Harness
+from .reference import EOS
 
 
 def prompt(length: int, start: int = 0) -> list[int]:

@@ -11,7 +11,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, ru
 
 from quire_scheduler.errors import InvalidRequest, QueueFull
 
-from .harness import EOS, VOCABULARY, Harness
+from .harness import Harness
+from .reference import EOS, VOCABULARY
 
 # Few prompts with common beginnings, so that prefixes are shared all the time.
 PROMPTS = [[(seed * 7 + i * i) % VOCABULARY for i in range(40)] for seed in range(3)]
