@@ -308,6 +308,35 @@ async def test_a_broken_detokenise_stream_is_rebuilt(make_suite: Any, break_afte
     assert tokenizer.break_after is None
 
 
+async def test_a_bug_in_a_writer_costs_the_call_not_the_texts(make_suite: Any, monkeypatch: Any) -> None:
+    """A writer that fails cannot leave its reader waiting: the call is made anew and nothing is missing."""
+    suite = await make_suite([_scheduler(step_s=0.002)])
+    detokenizer, failures = suite.gateway.detokenizer, []
+    make_batch = type(detokenizer)._next_batch
+
+    def fail_once(self: Any) -> Any:
+        if suite.tokenizer.num_batches == 5 and not failures:
+            failures.append(True)
+            raise TypeError("a column of the wrong type")
+        return make_batch(self)
+
+    monkeypatch.setattr(type(detokenizer), "_next_batch", fail_once)
+    answer = await suite.client.complete(max_tokens=60, stream=True)
+    assert answer.text() == (b"0: " + _LONG)[:60].decode()
+    assert failures
+
+
+async def test_batches_on_their_way_and_waiting_ones_are_both_sent_again(make_suite: Any) -> None:
+    """A call that breaks with unanswered batches and more tokens behind them loses neither."""
+    tokenizer = FakeTokenizer()
+    tokenizer.delay_s = 0.02
+    suite = await make_suite([_scheduler(step_s=0.001)], [tokenizer])
+    tokenizer.break_after = 3
+    answer = await suite.client.complete(max_tokens=120, stream=True)
+    assert answer.text() == (b"0: " + _LONG)[:120].decode()
+    assert tokenizer.break_after is None
+
+
 async def test_a_killed_tokenizer_hands_over_to_another(make_suite: Any) -> None:
     """Streams and new requests go on with the tokenizer that lives."""
     suite = await make_suite([_scheduler(step_s=0.003)], [FakeTokenizer(), FakeTokenizer()])
