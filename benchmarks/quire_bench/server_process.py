@@ -33,16 +33,19 @@ class Server:
 
     name: str
     url: str
-    pid: int
+    pid: int | None  # None: somebody else's process, whose costs are not known
     started: float  # time.perf_counter() when its process was made
 
     def memory_bytes(self) -> int:
         """Proportional set size of all its processes."""
-        return proportional_set_bytes([self.pid])
+        return proportional_set_bytes(self._roots())
 
     def cpu_meter(self, label: Callable[[ProcessInfo], str] = lambda info: "all") -> CpuMeter:
         """A meter of its processes' time."""
-        return CpuMeter([self.pid], label)
+        return CpuMeter(self._roots(), label)
+
+    def _roots(self) -> list[int]:
+        return [] if self.pid is None else [self.pid]
 
 
 def cancel_on_sigterm() -> None:
