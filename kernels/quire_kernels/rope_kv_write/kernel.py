@@ -41,11 +41,11 @@ def _rope_kv_write_kernel(
     if slot >= 0:
         groups = tl.arange(0, KV)
         keys = rotated(token + H * D, k_norm, groups, groups < G, cos, sin, position, eps, D, DP, HEAD_NORM)
-        mask = (groups < G)[:, None] & (d < D)[None, :]
-        values = tl.load(token + (H + G) * D + groups[:, None] * D + d[None, :], mask=mask, other=0.0)
+        kv_mask = (groups < G)[:, None] & (d < D)[None, :]
+        values = tl.load(token + (H + G) * D + groups[:, None] * D + d[None, :], mask=kv_mask, other=0.0)
         place = pool + (slot // B * (2 * G * B) + slot % B) * D + groups[:, None] * (B * D) + d[None, :]
-        tl.store(place, keys.to(pool.dtype.element_ty), mask=mask)
-        tl.store(place + G * B * D, values.to(pool.dtype.element_ty), mask=mask)
+        tl.store(place, keys.to(pool.dtype.element_ty), mask=kv_mask)
+        tl.store(place + G * B * D, values.to(pool.dtype.element_ty), mask=kv_mask)
 
 
 def launch(
