@@ -94,11 +94,13 @@ class EngineClient:
         self.vocab_size = 0
 
     @classmethod
-    async def open(cls, channel: Any, timeout_s: float) -> EngineClient:
-        """Wait until the scheduler is ready, then say hello."""
+    async def open(cls, channel: Any, pair: Pair, timeout_s: float) -> EngineClient:
+        """Wait until the scheduler is ready, then say hello. RuntimeError if the worker says that it can't."""
         async with asyncio.timeout(timeout_s):
             while not await health.check(channel, "quire.scheduler.v1.Scheduler"):
                 await asyncio.sleep(0.02)
+                if any(event.get("level") == "error" for event in pair.worker_events()):
+                    raise RuntimeError("the worker failed")
         client = cls(scheduler_service_pb2_grpc.SchedulerStub(channel).Serve())
         await client._call.write(serve_pb2.ServeRequest(hello=serve_pb2.Hello(gateway_id="engine-benchmark")))
         client.vocab_size = (await client._call.read()).ready.model.vocab_size
@@ -136,7 +138,7 @@ class EngineClient:
 async def open_client(pair: Pair, timeout_s: float = 300) -> tuple[Any, EngineClient]:
     """A channel and a client; the pair's `ready_s` is set."""
     channel = connect(pair.address)
-    client = await EngineClient.open(channel, timeout_s)
+    client = await EngineClient.open(channel, pair, timeout_s)
     pair.ready_s = time.perf_counter() - pair.started_s
     return channel, client
 

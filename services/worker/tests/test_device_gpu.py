@@ -1,4 +1,4 @@
-"""The device path on a GPU with Triton kernels and captured graphs: the same tokens as the CPU's torch path in float32."""
+"""The device path on a GPU with Triton kernels and captured graphs: the tokens of the CPU's torch path in float32."""
 
 import json
 import queue

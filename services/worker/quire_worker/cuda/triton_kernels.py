@@ -63,7 +63,10 @@ class TritonKernels:
         block_size: int,
     ) -> None:
         """See KernelSet."""
-        prepare_step(packed, tables, inputs, num_rows=num_rows, max_query_len=max_query_len, pdl=self.overlap)
+        prepare_step(
+            packed, tables, inputs, num_rows=num_rows, max_query_len=max_query_len, block_size=block_size,
+            pdl=self.overlap,
+        )  # fmt: skip
 
     def place_sequences(
         self,
