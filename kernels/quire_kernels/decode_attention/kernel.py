@@ -23,6 +23,7 @@ import triton
 import triton.language as tl
 
 from quire_kernels.gpu.launch import wait_for_inputs
+from quire_kernels.gpu.table import block_ids
 
 
 @triton.jit
@@ -118,11 +119,12 @@ def _decode_kernel(
     split = tl.program_id(0)
     group = tl.program_id(1)
     sequence = tl.program_id(2)
-    wait_for_inputs(PDL)
+    # Lengths, tables and earlier tokens are older than the kernel ahead of this one: only qkv is waited for.
     length = tl.load(seq_lens + sequence)
     rows = tl.arange(0, M)
     d = tl.arange(0, DP)
     if length == 0:
+        wait_for_inputs(PDL)
         if split == 0:
             place = out + sequence.to(tl.int64) * out_stride + (group * R + rows)[:, None] * D + d[None, :]
             blank = tl.zeros([M, DP], tl.float32).to(out.dtype.element_ty)
@@ -137,6 +139,7 @@ def _decode_kernel(
     tiles_each = tl.maximum(1, tl.cdiv(num_tiles, wanted))
     active = tl.maximum(1, tl.cdiv(num_tiles, tiles_each))
     if split >= active:
+        wait_for_inputs(PDL)
         return
     start = (first_tile + split * tiles_each) * TILE
     end = tl.minimum(last, start + tiles_each * TILE)
@@ -144,6 +147,7 @@ def _decode_kernel(
     table = block_tables + tl.load(table_rows + sequence).to(tl.int64) * table_stride
     token = qkv + sequence.to(tl.int64) * qkv_stride
     queries = token + group * R * D
+    wait_for_inputs(PDL)
     if ROPE:
         q = rotated(queries, q_norm, rows, rows < R, cos, sin, length - 1, eps, D, DP, HEAD_NORM)
         q = q.to(qkv.dtype.element_ty)
@@ -170,11 +174,14 @@ def _decode_kernel(
             total += 1.0
             acc += value.to(tl.float32)[None, :]
 
+    # Blocks are looked up one tile ahead, in a value that the loop carries: read in the same turn, Triton would give the
+    # look-up a pipeline stage of its own and ask for keys that much later.
+    blocks = block_ids(table, start, end, TILE, B)
     for at in tl.range(start, end, TILE, num_stages=STAGES):
         positions = at + tl.arange(0, TILE)
         inside = positions < end
-        blocks = tl.load(table + positions // B, mask=inside, other=0).to(tl.int64)
         offsets = ((blocks * 2 * G + group) * B + positions % B) * D
+        blocks = block_ids(table, at + TILE, end, TILE, B)
         if D == DP:
             mask = inside[:, None]
         else:

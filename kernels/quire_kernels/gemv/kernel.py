@@ -29,7 +29,7 @@ def _gemv_kernel(
     within = tl.minimum(outs, N - 1).to(tl.int64)
     k = tl.arange(0, CHUNK)[None, :]
     rows = weight + within[:, None] * weight_stride + k
-    up_rows = rows + N.to(tl.int64) * weight_stride
+    up_rows = rows + tl.cast(N, tl.int64) * weight_stride
     ahead = tl.load(rows, mask=k < K, other=0.0, eviction_policy="evict_first")
     if GATED:
         ahead_up = tl.load(up_rows, mask=k < K, other=0.0, eviction_policy="evict_first")

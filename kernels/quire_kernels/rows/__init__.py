@@ -1,0 +1,1 @@
+"""Rows of a matrix by index."""

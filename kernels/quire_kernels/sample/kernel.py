@@ -1,0 +1,219 @@
+"""sample: thresholds of the filters, then the draw. Bound by the bandwidth of the logits; no sort, no wait for the host.
+
+Legend: R rows, V vocabulary, M slots. A row's slot says where its parameters and its tokens are; -1: nothing is drawn.
+
+logits        [R, V]  raw, row stride logits_stride; scaled by the temperature where it is above 0
+thresholds    [R]     smallest scaled logit that can be drawn
+best, where   [R, CHUNKS] of each chunk the largest value and its token id
+counters      [R]     chunks that have finished; zero before and after
+tokens        [M, tokens of a slot], num_tokens [M], num_computed [M]: a row draws if all its tokens are computed
+Grids: _threshold_kernel (R), _draw_kernel (CHUNKS, R).
+
+Random numbers are those of gumbel_argmax.random: key (seed), counter (token id / 4, position, sequence index, 0).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+
+from quire_kernels.gpu.launch import wait_for_inputs
+
+
+@triton.jit
+def _ordered(values):
+    """int32 keys that compare as the float32 values do; its own inverse on bits."""
+    bits = values.to(tl.int32, bitcast=True)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@triton.jit
+def _masses(row, size, temperature, peak, key1, key2, key3, BLOCK: tl.constexpr):
+    """Of the tokens whose keys are at least each of three keys: their number and their probability mass."""
+    count1 = tl.zeros([BLOCK], tl.int32)
+    count2 = tl.zeros([BLOCK], tl.int32)
+    count3 = tl.zeros([BLOCK], tl.int32)
+    mass1 = tl.zeros([BLOCK], tl.float32)
+    mass2 = tl.zeros([BLOCK], tl.float32)
+    mass3 = tl.zeros([BLOCK], tl.float32)
+    for start in range(0, size, BLOCK):
+        at = start + tl.arange(0, BLOCK)
+        scaled = tl.load(row + at, mask=at < size, other=float("-inf")).to(tl.float32) / temperature
+        keys = _ordered(scaled)
+        weight = tl.exp(scaled - peak)
+        count1 += (keys >= key1).to(tl.int32)
+        count2 += (keys >= key2).to(tl.int32)
+        count3 += (keys >= key3).to(tl.int32)
+        mass1 += tl.where(keys >= key1, weight, 0.0)
+        mass2 += tl.where(keys >= key2, weight, 0.0)
+        mass3 += tl.where(keys >= key3, weight, 0.0)
+    return (tl.sum(count1).to(tl.float32), tl.sum(count2).to(tl.float32), tl.sum(count3).to(tl.float32),
+            tl.sum(mass1), tl.sum(mass2), tl.sum(mass3))  # fmt: skip
+
+
+@triton.jit
+def _search(row, size, temperature, peak, low, low_count, target, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
+    """The largest key whose tokens reach the target, or one that leaves the same tokens. low reaches it."""
+    low = low.to(tl.int64)
+    high = _ordered(peak).to(tl.int64) + 1
+    high_count = low_count * 0.0
+    while (high - low > 1) & (low_count - high_count > 1.5):
+        step = (high - low + 3) // 4
+        key1 = low + step
+        key2 = tl.minimum(key1 + step, high)
+        key3 = tl.minimum(key2 + step, high)
+        count1, count2, count3, mass1, mass2, mass3 = _masses(
+            row, size, temperature, peak, key1.to(tl.int32), key2.to(tl.int32), key3.to(tl.int32), BLOCK
+        )
+        if BY_MASS:
+            reached1, reached2, reached3 = mass1, mass2, mass3
+        else:
+            reached1, reached2, reached3 = count1, count2, count3
+        if reached3 >= target:
+            low, low_count = key3, count3
+        elif reached2 >= target:
+            low, low_count = key2, count2
+            high, high_count = key3, count3
+        elif reached1 >= target:
+            low, low_count = key1, count1
+            high, high_count = key2, count2
+        else:
+            high, high_count = key1, count1
+    return low.to(tl.int32)
+
+
+@triton.jit
+def _threshold_kernel(
+    logits, logits_stride, size, slots, temperatures, top_ps, min_ps, top_ks, thresholds,
+    BLOCK: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    index = tl.program_id(0)
+    wait_for_inputs(PDL)
+    slot = tl.load(slots + index)
+    safe = tl.maximum(slot, 0)
+    temperature = tl.load(temperatures + safe)
+    top_p = tl.load(top_ps + safe)
+    min_p = tl.load(min_ps + safe)
+    top_k = tl.load(top_ks + safe)
+    limits_number = (top_k > 0) & (top_k < size)
+    threshold = float("-inf")
+    if (slot >= 0) & (temperature > 0.0) & (limits_number | (top_p < 1.0) | (min_p > 0.0)):
+        row = logits + index.to(tl.int64) * logits_stride
+        peaks = tl.full([BLOCK], float("-inf"), tl.float32)
+        for start in range(0, size, BLOCK):
+            at = start + tl.arange(0, BLOCK)
+            scaled = tl.load(row + at, mask=at < size, other=float("-inf")).to(tl.float32) / temperature
+            peaks = tl.maximum(peaks, scaled)
+        peak = tl.max(peaks)
+        if min_p > 0.0:
+            threshold = peak + tl.log(min_p)
+        key = _ordered(tl.zeros([], tl.float32) + threshold)
+        if limits_number:
+            lowest = _ordered(tl.full([], float("-inf"), tl.float32))
+            found = _search(row, size, temperature, peak, lowest, size.to(tl.float32), top_k.to(tl.float32), False, BLOCK)
+            key = tl.maximum(key, found)
+        if top_p < 1.0:
+            count, _, _, total, _, _ = _masses(row, size, temperature, peak, key, key, key, BLOCK)
+            key = _search(row, size, temperature, peak, key, count, tl.maximum(top_p * total, 1.0e-30), True, BLOCK)
+        threshold = (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
+    tl.store(thresholds + index, threshold)
+
+
+@triton.jit
+def gumbel_noise(groups, position, sequence_index, seed):
+    """-log(e) for exponential numbers e of the token ids 4 groups .. 4 groups + 3, float32 [4 * groups]."""
+    zero = groups * 0
+    c0, c1, c2, c3 = tl.philox_impl(
+        groups.to(tl.uint32), (zero + position).to(tl.uint32), (zero + sequence_index).to(tl.uint32), zero.to(tl.uint32),
+        (zero + (seed & 0xFFFFFFFF)).to(tl.uint32), (zero + ((seed >> 32) & 0xFFFFFFFF)).to(tl.uint32), 10,
+    )  # fmt: skip
+    words = tl.interleave(tl.interleave(c0, c2), tl.interleave(c1, c3))
+    u = (words.to(tl.float32) + 0.5) * 2.3283064365386963e-10
+    rest = 1.0 - u
+    lost = 1.0 - rest
+    # log(1 - u), corrected for what 1 - u lost to rounding; for tiny u it is -u itself.
+    corrected = -tl.log(tl.maximum(rest, 1.0e-30)) * (u / tl.where(lost > 0.0, lost, 1.0))
+    return -tl.log(tl.where(lost > 0.0, corrected, u))
+
+
+@triton.jit
+def _draw_kernel(
+    logits, logits_stride, size, slots, temperatures, seeds, sequence_indices, thresholds, tokens, token_stride,
+    num_tokens, num_computed, out, best, where, counters,
+    CHUNK: tl.constexpr, CHUNKS: tl.constexpr, FILTERED: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    chunk = tl.program_id(0)
+    index = tl.program_id(1)
+    wait_for_inputs(PDL)
+    slot = tl.load(slots + index)
+    safe = tl.maximum(slot, 0)
+    known = tl.load(num_tokens + safe)
+    if (slot < 0) | (tl.load(num_computed + safe) != known):
+        if chunk == 0:
+            tl.store(out + index, -1)
+    else:
+        at = chunk * CHUNK + tl.arange(0, CHUNK)
+        row = logits + index.to(tl.int64) * logits_stride
+        values = tl.load(row + at, mask=at < size, other=float("-inf")).to(tl.float32)
+        temperature = tl.load(temperatures + safe)
+        if temperature > 0.0:
+            values = values / temperature
+            if FILTERED:
+                values = tl.where(values >= tl.load(thresholds + index), values, float("-inf"))
+            groups = (chunk * (CHUNK // 4) + tl.arange(0, CHUNK // 4)).to(tl.int64)
+            values += gumbel_noise(groups, known, tl.load(sequence_indices + safe), tl.load(seeds + safe))
+        largest = tl.max(values, axis=0)
+        token = chunk * CHUNK + tl.argmax(values, axis=0, tie_break_left=True)
+        chunks = tl.num_programs(0)
+        tl.store(best + index * CHUNKS + chunk, largest)
+        tl.store(where + index * CHUNKS + chunk, token)
+        tl.debug_barrier()
+        if tl.atomic_add(counters + index, 1, sem="acq_rel") == chunks - 1:
+            tl.store(counters + index, 0)
+            all_chunks = tl.arange(0, CHUNKS)
+            there = all_chunks < chunks
+            bests = tl.load(best + index * CHUNKS + all_chunks, mask=there, other=float("-inf"), cache_modifier=".cg")
+            winner = tl.argmax(bests, axis=0, tie_break_left=True)
+            token = tl.load(where + index * CHUNKS + winner, cache_modifier=".cg")
+            tl.store(out + index, token)
+            tl.store(tokens + safe.to(tl.int64) * token_stride + known, token)
+            # Last: the other programs of this row have read it already, they count as finished.
+            tl.store(num_tokens + safe, known + 1)
+
+
+def launch_thresholds(
+    logits: torch.Tensor, slots: torch.Tensor, table: Any, thresholds: torch.Tensor, options: dict[str, object]
+) -> None:
+    """Launch once."""
+    block = min(8192, triton.next_power_of_2(logits.shape[1]))
+    _threshold_kernel[(len(slots),)](
+        logits, logits.stride(0), logits.shape[1], slots, table.temperature, table.top_p, table.min_p, table.top_k,
+        thresholds, BLOCK=block, num_warps=16 if block == 8192 else 4, **options,
+    )  # fmt: skip
+
+
+def launch_draw(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    table: Any,
+    tables: Any,
+    out: torch.Tensor,
+    scratch: tuple[torch.Tensor, ...],
+    *,
+    chunk: int,
+    filtered: bool,
+    options: dict[str, object],
+) -> None:
+    """Launch once. scratch: thresholds, best, where, counters."""
+    size = logits.shape[1]
+    chunks = triton.cdiv(size, chunk)
+    thresholds, best, where, counters = scratch
+    _draw_kernel[(chunks, len(slots))](
+        logits, logits.stride(0), size, slots, table.temperature, table.seed, table.sequence_index, thresholds,
+        tables.token_ids, tables.token_ids.stride(0), tables.num_tokens, tables.num_computed, out, best, where, counters,
+        CHUNK=chunk, CHUNKS=triton.next_power_of_2(chunks), FILTERED=filtered, num_warps=4 if chunk <= 2048 else 8,
+        **options,
+    )  # fmt: skip

@@ -1,0 +1,1 @@
+"""A step's inputs, made on the device from the slots' tables and one packed buffer."""
