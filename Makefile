@@ -24,7 +24,7 @@ export PYTHONSAFEPATH := 1
 
 PROJECTS := $(patsubst %/pyproject.toml,%,$(wildcard protos/pyproject.toml services/*/pyproject.toml \
 	kernels/pyproject.toml deploy/envoy/pyproject.toml benchmarks/pyproject.toml))
-SOURCES := services kernels deploy tests benchmarks protos/generate.py protos/hatch_build.py
+SOURCES := services kernels deploy tests benchmarks examples protos/tests protos/generate.py protos/hatch_build.py
 CODE := $(wildcard $(SOURCES))
 PROTOS := $(shell find protos/quire -name '*.proto' 2>/dev/null)
 # The modules that hold jitted code, once the worker can warm them.
