@@ -63,11 +63,11 @@ def main() -> None:
         size: round((weights + int(size) * kv) * speed / int(size) / 1e9, 1)
         for size, speed in result["decode_tok_per_s"].items()
     }
-    result["copy_gb_per_s"] = round(_copy_gb_per_s(), 1)
     result["memory_mib"] = {
         "weights": weights >> 20,
         "peak_resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10,
     }
+    result["copy_gb_per_s"] = round(_copy_gb_per_s(), 1)
     executor.close()
     print(json.dumps(result))
 
@@ -145,12 +145,14 @@ def _weight_bytes(executor: ModelExecutor) -> int:
     """Bytes that a decode step reads of the weights: every matrix once."""
     loaded: Any = executor._loaded
     matrices = [
-        matrix for layer in loaded.weights.layers for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down)
+        matrix
+        for layer in loaded.weights.layers
+        for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down)
     ]
     total = 0
     for matrix in (*matrices, loaded.weights.head):
-        data = getattr(matrix, "data", matrix)
-        total += int(data.nbytes)
+        # Packed for the CPU kernels, or a tensor.
+        total += int(matrix.data.nbytes)
     return total
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 
 import torch
 from gpu_timing import Report, graph_seconds
@@ -16,9 +17,17 @@ SHAPES = [
     ("8b batch 32 at 512-768", 32, 512, 768, 32, 8), ("8b batch 256 at 1024-1280", 256, 1024, 1280, 32, 8),
     ("8b batch 64 at 16-4096", 64, 16, 4096, 32, 8), ("0.6b batch 32 at 512-768", 32, 512, 768, 16, 8),
 ]  # fmt: skip
-PLANS = [Plan(*p) for p in itertools.product((1, 4, 16), (64, 256, 512), (64,), (4,), (3, 5))] + [
-    Plan(16, 32, 32, 4, 5), Plan(16, 64, 32, 4, 5), Plan(8, 256, 32, 4, 5), Plan(8, 256, 128, 4, 3), Plan(8, 512, 128, 8, 3),
-    Plan(8, 512, 128, 8, 5), Plan(8, 512, 32, 2, 5), Plan(4, 512, 64, 2, 5), Plan(8, 256, 64, 8, 5),
+PLANS = [
+    Plan(*p)
+    for p in itertools.product((1, 2, 4), (256,), (64,), (4,), (2, 3, 4))
+] + [
+    Plan(*p)
+    for p in (
+        (8, 512, 64, 4, 2), (8, 512, 64, 4, 3), (8, 512, 64, 4, 4), (4, 1024, 64, 4, 3), (1, 64, 32, 4, 4), (1, 64, 32, 4, 6),
+        (2, 256, 32, 4, 4), (1, 64, 128, 4, 2), (1, 64, 128, 8, 3), (16, 32, 32, 4, 3), (16, 64, 64, 4, 3), (8, 64, 64, 4, 3),
+        (16, 128, 128, 4, 2), (16, 128, 128, 8, 3), (1, 64, 64, 2, 3), (2, 256, 64, 2, 3), (4, 256, 64, 8, 3),
+        (16, 32, 32, 2, 3), (8, 512, 32, 2, 4), (8, 64, 32, 2, 3),
+    )
 ]  # fmt: skip
 
 
@@ -31,9 +40,8 @@ def main(report: Report, sweep: bool) -> None:
         num_bytes = int(lengths.sum()) * 2 * kv_heads * 128 * 2
         layers = max(2, min(16, int(2e9 // num_bytes)))
         tables = (torch.randperm(seqs * blocks).int() + 1).view(seqs, blocks).cuda()
-        pools = [
-            torch.randn(seqs * blocks + 1, 2, kv_heads, 16, 128, device="cuda", dtype=torch.bfloat16) for _ in range(layers)
-        ]
+        shape = (seqs * blocks + 1, 2, kv_heads, 16, 128)
+        pools = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(layers)]
         qkv = torch.randn(seqs, (heads + 2 * kv_heads) * 128, device="cuda", dtype=torch.bfloat16)
         out = torch.empty(seqs, heads * 128, device="cuda", dtype=torch.bfloat16)
         angles = torch.outer(torch.arange(8192.0), torch.linspace(1, 0.001, 64)).cuda()
@@ -41,13 +49,9 @@ def main(report: Report, sweep: bool) -> None:
         workspace = DecodeWorkspace("cuda", seqs, heads, kv_heads, 128)
         rows = torch.arange(seqs, dtype=torch.int32, device="cuda")
         for plan in PLANS if sweep else [None]:
-            launches = [
-                lambda pool=pool, plan=plan: decode_attention(
-                    qkv, pool, lengths, rows, tables, out, workspace, num_heads=heads, scale=128**-0.5, rope=rope,
-                    plan=plan, pdl=True,
-                )
-                for pool in pools
-            ]  # fmt: skip
+            arguments = (lengths, rows, tables, out, workspace)
+            options = {"num_heads": heads, "scale": 128**-0.5, "rope": rope, "plan": plan, "pdl": True}
+            launches = [partial(decode_attention, qkv, pool, *arguments, **options) for pool in pools]
             case = name if plan is None else f"{name} {plan}"
             report.add("decode_attention", case, graph_seconds(launches), num_bytes=num_bytes)
         del pools

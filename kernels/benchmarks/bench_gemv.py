@@ -19,8 +19,9 @@ SHAPES = [
     ("0.6b gate_up", 3072, 1024, {"norm": True, "gated": True}), ("0.6b down", 1024, 3072, {"residual": True}),
     ("0.6b head", 151936, 1024, {"norm": True}),
 ]  # fmt: skip
-PLANS = [Plan(*p) for p in itertools.product((1, 2, 4), (1024, 2048, 4096), (4,))] + [
-    Plan(1, 1024, 2), Plan(2, 1024, 2), Plan(4, 1024, 8), Plan(2, 512, 2), Plan(1, 512, 1), Plan(8, 1024, 4),
+PLANS = [Plan(*p) for p in itertools.product((2, 4, 8, 16), (512, 1024), (2, 4))] + [
+    Plan(2, 4096, 4), Plan(4, 4096, 4), Plan(4, 2048, 4), Plan(8, 2048, 8), Plan(8, 512, 1), Plan(4, 512, 1), Plan(2, 256, 1),
+    Plan(4, 256, 1), Plan(8, 1024, 8), Plan(16, 1024, 8),
 ]  # fmt: skip
 
 
@@ -54,4 +55,6 @@ def main(report: Report, sweep: bool) -> None:
         layers = [[_arguments(*shape[1:]) for shape in shapes] for _ in range(12)]
         launches = [lambda a=arguments: gemv(**a, pdl=True) for layer in layers for arguments in layer]
         num_bytes = sum(arguments["weight"].nbytes for arguments in layers[0])
-        report.add("gemv", f"{model} layer's four in a chain", 4 * graph_seconds(launches), num_bytes=num_bytes)
+        report.add(
+            "gemv", f"{model} layer's four in a chain", 4 * graph_seconds(launches), num_bytes=num_bytes
+        )

@@ -11,7 +11,10 @@ from pathlib import Path
 import torch
 from gpu_timing import Report
 
-NAMES = ["gemv", "decode_attention", "prefill_attention"]
+NAMES = [
+    "gemv", "decode_attention", "prefill_attention", "add_rms_norm", "silu_mul", "rope_kv_write_gpu", "rows", "step_inputs",
+    "sample",
+]  # fmt: skip
 
 
 def main() -> int:

@@ -12,7 +12,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
 
 def _run(case, device, dtype, **options):
     inputs = case.inputs(dtype, device)
-    out = torch.full((len(case.lengths), case.num_heads * case.head_dim), float("nan"), dtype=dtype, device=device)
+    out = torch.full(
+        (len(case.lengths), case.num_heads * case.head_dim), float("nan"), dtype=dtype, device=device
+    )
     workspace = DecodeWorkspace(device, 8, case.num_heads, case.kv_heads, case.head_dim)
     reference_inputs = inputs | {"pool": inputs["pool"].clone()}
     decode_attention(**inputs, out=out, workspace=workspace, **options)

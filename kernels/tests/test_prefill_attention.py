@@ -12,7 +12,9 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
 
 def _run(case, device, dtype, **options):
     inputs = case.inputs(dtype, device)
-    out = torch.full((len(inputs["qkv"]), case.num_heads * case.head_dim), float("nan"), dtype=dtype, device=device)
+    out = torch.full(
+        (len(inputs["qkv"]), case.num_heads * case.head_dim), float("nan"), dtype=dtype, device=device
+    )
     prefill_attention(**inputs, out=out, **options)
     return out, prefill_attention_reference(**inputs)
 

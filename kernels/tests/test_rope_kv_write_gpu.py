@@ -36,7 +36,10 @@ def test_what_cannot_run_is_refused(place):
     """Positions of another type, or too few of them, are a ValueError."""
     device, dtype = place
     rope = Rope(torch.ones(4, 8, device=device), torch.ones(4, 8, device=device))
-    qkv, pool = torch.ones(2, 48, device=device, dtype=dtype), torch.ones(1, 2, 1, 16, 16, device=device, dtype=dtype)
+    qkv, pool = (
+        torch.ones(2, 48, device=device, dtype=dtype),
+        torch.ones(1, 2, 1, 16, 16, device=device, dtype=dtype),
+    )
     slots = torch.zeros(2, dtype=torch.int64, device=device)
     with pytest.raises(ValueError, match="int32"):
         rope_kv_write_gpu(qkv, slots, slots, rope, pool, num_heads=1)

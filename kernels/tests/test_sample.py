@@ -62,7 +62,9 @@ def test_pads_and_unfinished_prompts_draw_nothing(place):
     out = torch.zeros(3, dtype=torch.int32, device=device)
     slots = torch.tensor([-1, 2, 1], dtype=torch.int32, device=device)
     before = tables.num_tokens.clone()
-    sample_tokens(case.logits(dtype, device), slots, parameters, tables, out, SampleWorkspace(device, 4, 5000))
+    sample_tokens(
+        case.logits(dtype, device), slots, parameters, tables, out, SampleWorkspace(device, 4, 5000)
+    )
     assert out.tolist()[:2] == [-1, -1]
     assert out.tolist()[2] >= 0
     assert (tables.num_tokens - before).tolist() == [0, 1, 0, 0]
