@@ -49,6 +49,7 @@ class DecodeGraphs:
         index = bisect_left(self._sizes, num_rows)
         return self._sizes[index] if index < len(self._sizes) else None
 
+    @torch.inference_mode()
     def capture(self, report: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Capture every size, the largest first so that the smaller ones reuse its memory. Needs a stream of its own
         as the current one. What is in `packed` must be a step of no rows."""
