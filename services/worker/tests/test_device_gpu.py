@@ -65,7 +65,7 @@ class Blocking:
 
     def execute(self, plan):
         results = queue.Queue()
-        self.executor._pipeline.submit(plan, results.put)
+        self.executor.submit_plan(plan, results.put)
         outcome = results.get(timeout=120)
         if isinstance(outcome, Exception):
             raise outcome
@@ -134,14 +134,16 @@ def test_a_cached_prefix_and_tokens_so_far_change_nothing(pair, planner, job):
 def test_steps_queued_ahead_give_the_tokens_of_steps_one_by_one(pair):
     """Plans for tokens nobody knows yet are right, graphs and eager steps mixed."""
     gpu, cpu = pair
-    plans = [StepPlan(1, [0], [20], new_sequences=[NewSequence(0, prompt(20, 1), 20, 0, [1, 2, 3], _greedy())])]
+    plans = [
+        StepPlan(1, [0], [20], new_sequences=[NewSequence(0, prompt(20, 1), 20, 0, [1, 2, 3], _greedy())])
+    ]
     plans += [StepPlan(step, [0], [1]) for step in range(2, 9)]
     joins = NewSequence(1, prompt(50, 4), 50, 0, [4, 5, 6, 7], _greedy())
     plans += [StepPlan(9, [0, 1], [1, 50], new_sequences=[joins])]
     plans += [StepPlan(step, [0, 1], [1, 1]) for step in range(10, 18)]
     results = queue.Queue()
     for plan in plans:
-        gpu.executor._pipeline.submit(plan, results.put)
+        gpu.executor.submit_plan(plan, results.put)
     ours = [results.get(timeout=60).token_ids for _ in plans]
     assert ours == [cpu.execute(plan).token_ids for plan in plans]
     gpu.reset()

@@ -266,9 +266,9 @@ def test_the_executor_runs_plans_ahead_of_results(folder):
     assert progress[-1].done == progress[-1].total > 0
     results = queue.Queue()
     sequence = NewSequence(0, prompt(20), 20, 0, [1, 2], SamplingParams(temperature=0.0))
-    executor._pipeline.submit(StepPlan(1, [0], [20], new_sequences=[sequence]), results.put)
+    executor.submit_plan(StepPlan(1, [0], [20], new_sequences=[sequence]), results.put)
     for step in range(2, 6):
-        executor._pipeline.submit(StepPlan(step, [0], [1]), results.put)
+        executor.submit_plan(StepPlan(step, [0], [1]), results.put)
     tokens = [results.get(timeout=30).token_ids for _ in range(5)]
     executor.close()
     runner = torch_runner(folder)

@@ -43,6 +43,7 @@ from quire_worker.loading.open import (
 from quire_worker.loading.weight_count import CountingSource
 from quire_worker.models.decoder import load_weights
 from quire_worker.models.registry import spec_from_config
+from quire_worker.models.spec import DecoderSpec
 from quire_worker.sizing import DEFAULT_BLOCK_SIZE, plan_pool
 from quire_worker.slots import SlotLimits
 from quire_worker.step import StepOutcome, StepPlan
@@ -166,6 +167,17 @@ class DeviceExecutor:
                 loop.call_soon_threadsafe(deliver, result)
 
         self._pipeline.submit(plan, report)
+
+    def submit_plan(self, plan: StepPlan, report: Callable[[StepOutcome | Exception], None]) -> None:
+        """As `submit`, without an event loop: `report` is called on the collecting thread."""
+        assert self._pipeline is not None
+        self._pipeline.submit(plan, report)
+
+    @property
+    def spec(self) -> DecoderSpec:
+        """Of the loaded model."""
+        assert self._loaded is not None
+        return self._loaded.spec
 
     async def reset(self) -> None:
         """See Executor."""

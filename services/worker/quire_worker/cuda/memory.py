@@ -78,7 +78,9 @@ def _run_worst_step(loaded: Loaded, request: PoolRequest, block_size: int) -> No
     blocks = [1] * -(-(length + 1) // block_size)
     # One sequence that asks is enough for the step's logits to be widened and copied.
     sampling = [SamplingParams(top_p=0.9, seed=1)] * (num_seqs - 1) + [SamplingParams(num_logprobs=1, seed=1)]
-    sequences = [NewSequence(slot, [0] * length, length, 0, blocks, sampling[slot]) for slot in range(num_seqs)]
+    sequences = [
+        NewSequence(slot, [0] * length, length, 0, blocks, sampling[slot]) for slot in range(num_seqs)
+    ]
     plans = [
         StepPlan(0, list(range(num_seqs)), [length] * num_seqs, new_sequences=sequences),
         StepPlan(1, list(range(num_seqs)), [1] * num_seqs),
