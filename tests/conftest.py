@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -22,6 +23,11 @@ from quire.scheduler.v1 import load_pb2, scheduler_service_pb2_grpc
 PROGRAMS = Path(sys.executable).parent
 # Below the range that the kernel hands out, so that no other program is given one meanwhile.
 FIRST_PORT, LAST_PORT, NUM_PORTS = 26000, 31000, 20
+
+
+def pytest_configure(config):
+    """Let SIGTERM end the tests as Ctrl-C does: suites in the background are then stopped, not left behind."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
 
 
 def _suite_port():
@@ -130,17 +136,18 @@ def _running_suite(folder, *flags, **sections):
         config = folder / "suite.yaml"
         config.write_text(yaml.safe_dump(sections))
         arguments += ["--config", config]
-    started = subprocess.run(
-        arguments, capture_output=True, text=True, check=False, env=environment, timeout=180
-    )
-    assert started.returncode == 0, f"{started.stdout}\n{started.stderr}"
     suite = Suite(port, environment)
     try:
+        started = subprocess.run(
+            arguments, capture_output=True, text=True, check=False, env=environment, timeout=180
+        )
+        assert started.returncode == 0, f"{started.stdout}\n{started.stderr}"
         yield suite
     finally:
+        # Also when the start was interrupted: the launcher is in the background by then.
         suite.close()
         stopped = suite.command("down")
-        assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
 
 
 @pytest.fixture(scope="session")
