@@ -28,8 +28,20 @@ def render(settings: EdgeSettings) -> dict[str, Any]:
         "node": {"id": "quire-edge", "cluster": "quire"},
         "admin": {"address": admin_address},
         "static_resources": {"listeners": [_listener(settings)], "clusters": clusters(settings)},
-        "layered_runtime": {"layers": [{"name": "static", "static_layer": {}}]},
+        "overload_manager": _overload_manager(settings),
     }
+
+
+def _overload_manager(settings: EdgeSettings) -> dict[str, Any]:
+    kind = "envoy.extensions.resource_monitors.downstream_connections.v3.DownstreamConnectionsConfig"
+    monitor = {
+        "name": "envoy.resource_monitors.global_downstream_max_connections",
+        "typed_config": {
+            "@type": f"type.googleapis.com/{kind}",
+            "max_active_downstream_connections": settings.max_connections,
+        },
+    }
+    return {"resource_monitors": [monitor]}
 
 
 def _listener(settings: EdgeSettings) -> dict[str, Any]:

@@ -120,6 +120,8 @@ class EdgeSettings(_Settings):
     max_response_bytes: int = Field(default=64 * MIB, ge=1024)
     # Requests under way at once, all clients together.
     max_requests: int = Field(default=16_384, ge=1)
+    # Connections of clients at once; further ones are closed.
+    max_connections: int = Field(default=16_384, ge=1)
 
     # One JSON line per request to this file; "/dev/stdout" works. None: no access log.
     access_log: Path | None = None

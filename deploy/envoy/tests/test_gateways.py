@@ -119,3 +119,17 @@ def test_request_limit_is_503(running_edge, gateway):
             assert edge.http.get(MODELS).status_code == 503
         gateway.wait_for("ended", "one")
         assert edge.http.get(MODELS).status_code == 200
+
+
+def test_connection_limit_closes_what_is_too_much(running_edge, gateway):
+    """Beyond the set number of connections a further one is closed, and those that are open go on."""
+    with running_edge(gateways=(gateway.address,), max_connections=2) as edge:
+        assert edge.http.get(MODELS).status_code == 200
+        with httpx.Client(base_url=edge.url, trust_env=False) as second:
+            assert second.get(MODELS).status_code == 200
+            with (
+                httpx.Client(base_url=edge.url, trust_env=False) as third,
+                pytest.raises(httpx.TransportError),
+            ):
+                third.get(MODELS)
+            assert edge.http.get(MODELS).status_code == 200
