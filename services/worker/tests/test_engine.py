@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+import time
 
 import pytest
 
@@ -43,6 +44,14 @@ def engine(runner):
     engine.stop(5)
 
 
+def _until(condition):
+    """Wait for another thread, five seconds at most."""
+    end = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
 def _plan(number):
     return StepPlan(number, [0], [1])
 
@@ -65,11 +74,9 @@ def test_stop_fails_what_is_queued(engine, runner):
     runner.gate.clear()
     running, queued = engine.submit(_plan(1)), engine.submit(_plan(2))
     stopper = threading.Thread(target=engine.stop)
-    while engine.busy_for_s == 0.0:
-        pass
+    _until(lambda: engine.busy_for_s > 0.0)
     stopper.start()
-    while not engine._stopped:
-        pass
+    _until(lambda: engine._stopped)
     runner.gate.set()
     stopper.join(5)
     assert running.result(5).step_id == 1 and isinstance(queued.exception(5), EngineStopped)
@@ -81,8 +88,7 @@ def test_busy_time_is_seen_from_outside(engine, runner):
     """While a step runs its time grows; when idle it is 0."""
     runner.gate.clear()
     future = engine.submit(_plan(1))
-    while engine.busy_for_s == 0.0:
-        pass
+    _until(lambda: engine.busy_for_s > 0.0)
     runner.gate.set()
     future.result(5)
     assert engine.busy_for_s == 0.0

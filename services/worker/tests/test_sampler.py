@@ -138,6 +138,18 @@ def test_filters(params, kept):
     assert np.flatnonzero(np.isfinite(row)).tolist() == kept
 
 
+@pytest.mark.parametrize("top_p", [0.05, 0.5, 0.95, 0.9999])
+@pytest.mark.parametrize("spread", [0.1, 3.0])
+def test_nucleus_of_a_large_vocabulary(top_p, spread):
+    """However many tokens the nucleus takes, it is the smallest set that reaches top_p."""
+    row = (np.random.default_rng(4).standard_normal(5000) * spread).astype(np.float32)
+    probabilities = torch.softmax(torch.from_numpy(row).double(), 0).numpy()
+    adjust.scale_and_filter(row, SamplingParams(top_p=top_p))
+    kept = np.sort(probabilities[np.isfinite(row)])
+    assert kept.sum() >= top_p - 1e-6 and kept[1:].sum() < top_p + 1e-6
+    assert probabilities[~np.isfinite(row)].max(initial=0.0) <= kept[0]
+
+
 def test_draws_follow_temperature_and_filters():
     """Over many positions tokens come as often as the filtered softmax says (chi-square, fixed seed)."""
     count, params = 4000, SamplingParams(temperature=0.7, top_k=6, seed=99)

@@ -14,6 +14,7 @@ from quire_worker.step import SamplingParams
 
 Row = NDArray[np.float32]
 MASKED = np.float32(-np.inf)
+_NUCLEUS_GUESS = 1024
 
 
 class TokenCounts:
@@ -83,8 +84,12 @@ def scale_and_filter(row: Row, params: SamplingParams) -> None:
 
 def _nucleus_threshold(row: Row, top_p: float) -> np.float32:
     """Logit of the least probable token of the smallest set whose probability reaches top_p."""
-    descending = np.sort(row[np.isfinite(row)])[::-1]
-    weights = np.exp((descending - descending[0]).astype(np.float64))
-    mass = np.cumsum(weights)
-    last = int(np.searchsorted(mass, top_p * mass[-1]))
-    return np.float32(descending[min(last, len(descending) - 1)])
+    peak = row.max()
+    wanted = top_p * float(np.exp(row - peak).sum(dtype=np.float64))
+    # The nucleus is nearly always among the few most probable tokens; sorting the vocabulary is the exception.
+    for count in (min(_NUCLEUS_GUESS, len(row)), len(row)):
+        descending = np.sort(np.partition(row, -count)[-count:])[::-1]
+        mass = np.cumsum(np.exp((descending - peak).astype(np.float64)))
+        if mass[-1] >= wanted:
+            break
+    return np.float32(descending[min(int(np.searchsorted(mass, wanted)), count - 1)])
