@@ -12,7 +12,7 @@ import torch
 from gpu_timing import Report
 
 NAMES = [
-    "gemv", "decode_attention", "prefill_attention", "add_rms_norm", "silu_mul", "rope_kv_write_gpu", "rows", "step_inputs",
+    "gemv", "skinny_linear", "decode_attention", "prefill_attention", "add_rms_norm", "silu_mul", "rope_kv_write_gpu", "rows", "step_inputs",
     "sample",
 ]  # fmt: skip
 

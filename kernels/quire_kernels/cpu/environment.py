@@ -9,18 +9,24 @@ import hashlib
 import importlib.util
 import os
 from pathlib import Path
+from typing import Final
+
+# Below quire_kernels: the kernel language, the tasks, and the constants that tasks share with their references.
+_COMPILED_SOURCES: Final = ("cpu/*.py", "*/cpu.py", "gumbel_argmax/random.py")
 
 
 def kernel_cache_dir() -> Path:
     """Folder in which compiled kernels are kept between starts (follows XDG_CACHE_HOME).
 
-    Named for the content of every kernel source: numba looks only at the file of the compiled function, so a change
-    in what it is built from would otherwise go unseen.
+    Named for the content of the sources that CPU tasks are built from: numba looks only at the file of the compiled
+    function, so a change in what that uses would otherwise go unseen.
     """
     base = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     digest = hashlib.sha256()
-    for path in sorted(Path(__file__).parent.parent.rglob("*.py")):
-        digest.update(path.read_bytes())
+    root = Path(__file__).parent.parent
+    for pattern in _COMPILED_SOURCES:
+        for path in sorted(root.glob(pattern)):
+            digest.update(path.read_bytes())
     return Path(base) / "quire" / "kernels" / digest.hexdigest()[:16]
 
 
