@@ -65,6 +65,42 @@ def _capped(scores, soft_cap, SOFT_CAP: tl.constexpr):
 
 
 @triton.jit
+def _load_tile(pool, table, group, at, end, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, B: tl.constexpr,
+               TILE: tl.constexpr):  # fmt: skip
+    """Keys and values at .. at + TILE, each [TILE, DP]; zeros from `end` on."""
+    d = tl.arange(0, DP)
+    positions = at + tl.arange(0, TILE)
+    inside = positions < end
+    blocks = block_ids(table, at, end, TILE, B)
+    offsets = ((blocks * 2 * G + group) * B + positions % B) * D
+    if D == DP:
+        mask = inside[:, None]
+    else:
+        mask = inside[:, None] & (d < D)[None, :]
+    keys = tl.load(pool + offsets[:, None] + d[None, :], mask=mask, other=0.0)
+    values = tl.load(pool + offsets[:, None] + G * B * D + d[None, :], mask=mask, other=0.0)
+    return keys, values
+
+
+@triton.jit
+def _add_tile(acc, peak, total, q, keys, values, at, first, end, qk_scale, soft_cap,
+              TILE: tl.constexpr, SOFT_CAP: tl.constexpr):  # fmt: skip
+    """Add a tile to the running softmax."""
+    positions = at + tl.arange(0, TILE)
+    scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * qk_scale
+    scores = _capped(scores, soft_cap, SOFT_CAP)
+    scores = tl.where(((positions < end) & (positions >= first))[None, :], scores, float("-inf"))
+    # A finite floor: there may be no visible key in a tile.
+    higher = tl.maximum(tl.maximum(peak, tl.max(scores, axis=1)), -1.0e30)
+    shrink = tl.exp2(peak - higher)
+    weights = tl.exp2(scores - higher[:, None])
+    total = total * shrink + tl.sum(weights, axis=1)
+    acc = acc * shrink[:, None]
+    acc = tl.dot(weights.to(values.dtype), values, acc, input_precision="ieee")
+    return acc, higher, total
+
+
+@triton.jit
 def _finish(out, out_stride, partial, stats, counters, sinks, sequence, group, split, active, acc, peak, total, num_seqs,
             H: tl.constexpr, G: tl.constexpr, R: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
             P: tl.constexpr, SINKS: tl.constexpr):  # fmt: skip
@@ -114,7 +150,7 @@ def _decode_kernel(
     out, out_stride, partial, stats, counters, num_seqs, qk_scale, soft_cap, window, split_tokens,
     H: tl.constexpr, G: tl.constexpr, R: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     B: tl.constexpr, TILE: tl.constexpr, P: tl.constexpr, ROPE: tl.constexpr, HEAD_NORM: tl.constexpr,
-    SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr,
+    SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
 ):  # fmt: skip
     split = tl.program_id(0)
     group = tl.program_id(1)
@@ -147,6 +183,8 @@ def _decode_kernel(
     table = block_tables + tl.load(table_rows + sequence).to(tl.int64) * table_stride
     token = qkv + sequence.to(tl.int64) * qkv_stride
     queries = token + group * R * D
+    if EARLY:
+        early_keys, early_values = _load_tile(pool, table, group, start, end, G, D, DP, B, TILE)
     wait_for_inputs(PDL)
     if ROPE:
         q = rotated(queries, q_norm, rows, rows < R, cos, sin, length - 1, eps, D, DP, HEAD_NORM)
@@ -174,31 +212,14 @@ def _decode_kernel(
             total += 1.0
             acc += value.to(tl.float32)[None, :]
 
-    # Blocks are looked up one tile ahead, in a value that the loop carries: read in the same turn, Triton would give the
-    # look-up a pipeline stage of its own and ask for keys that much later.
-    blocks = block_ids(table, start, end, TILE, B)
+    if EARLY:
+        # The first tile was asked for before the wait.
+        acc, peak, total = _add_tile(acc, peak, total, q, early_keys, early_values, start, first, end, qk_scale, soft_cap,
+                                     TILE, SOFT_CAP)  # fmt: skip
+        start += TILE
     for at in tl.range(start, end, TILE, num_stages=STAGES):
-        positions = at + tl.arange(0, TILE)
-        inside = positions < end
-        offsets = ((blocks * 2 * G + group) * B + positions % B) * D
-        blocks = block_ids(table, at + TILE, end, TILE, B)
-        if D == DP:
-            mask = inside[:, None]
-        else:
-            mask = inside[:, None] & (d < D)[None, :]
-        keys = tl.load(pool + offsets[:, None] + d[None, :], mask=mask, other=0.0)
-        scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * qk_scale
-        scores = _capped(scores, soft_cap, SOFT_CAP)
-        scores = tl.where((inside & (positions >= first))[None, :], scores, float("-inf"))
-        # A finite floor: a tile may hold no visible key of a window's first tile.
-        higher = tl.maximum(tl.maximum(peak, tl.max(scores, axis=1)), -1.0e30)
-        shrink = tl.exp2(peak - higher)
-        weights = tl.exp2(scores - higher[:, None])
-        total = total * shrink + tl.sum(weights, axis=1)
-        values = tl.load(pool + offsets[:, None] + G * B * D + d[None, :], mask=mask, other=0.0)
-        acc = acc * shrink[:, None]
-        acc = tl.dot(weights.to(values.dtype), values, acc, input_precision="ieee")
-        peak = higher
+        keys, values = _load_tile(pool, table, group, at, end, G, D, DP, B, TILE)
+        acc, peak, total = _add_tile(acc, peak, total, q, keys, values, at, first, end, qk_scale, soft_cap, TILE, SOFT_CAP)
 
     _finish(out, out_stride, partial, stats, counters, sinks, sequence, group, split, active, acc, peak, total, num_seqs,
             H, G, R, M, D, DP, P, SINKS)  # fmt: skip
@@ -220,12 +241,12 @@ def launch(
     window: int,
     soft_cap: float,
     eps: float,
-    plan: tuple[int, int, int, int, int],
+    plan: tuple[int, int, int, int, int, bool],
     options: dict[str, object],
 ) -> None:
-    """Launch once. plan: (most splits, tokens a split has at least, tile, warps, stages)."""
+    """Launch once. plan: (most splits, tokens a split has at least, tile, warps, stages, early)."""
     kv_heads, block_size, head_dim = pool.shape[2:]
-    splits, split_tokens, tile, warps, stages = plan
+    splits, split_tokens, tile, warps, stages, early = plan
     partial, stats, counters = scratch
     cos, sin, q_norm, k_norm = rope
     shared = num_heads // kv_heads
@@ -238,6 +259,6 @@ def launch(
         partial, stats, counters, len(seq_lens), scale * log2e, soft_cap * log2e, window, split_tokens,
         H=num_heads, G=kv_heads, R=shared, M=max(16, triton.next_power_of_2(shared)), D=head_dim,
         DP=triton.next_power_of_2(head_dim), B=block_size, TILE=tile, P=splits, ROPE=cos is not None,
-        HEAD_NORM=q_norm is not None, SOFT_CAP=soft_cap > 0.0, SINKS=sinks is not None, STAGES=stages,
+        HEAD_NORM=q_norm is not None, SOFT_CAP=soft_cap > 0.0, SINKS=sinks is not None, STAGES=stages, EARLY=early,
         num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip

@@ -16,13 +16,15 @@ MAX_SPLITS = 16
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How the work is cut: at most `splits` programs per sequence and key/value head, each of at least
-    `split_tokens` tokens, read `tile` at a time by `warps` warps with `stages` tiles in flight."""
+    `split_tokens` tokens, read `tile` at a time by `warps` warps with `stages` tiles in flight. early: the first tile is
+    asked for before the kernel ahead has ended, into registers."""
 
     splits: int
     split_tokens: int
     tile: int
     warps: int
     stages: int
+    early: bool = False
 
 
 class DecodeWorkspace:
@@ -43,10 +45,10 @@ def default_plan(num_seqs: int, kv_heads: int) -> Plan:
     """A plan by the number of programs that the batch alone gives; measured on one H200."""
     programs = num_seqs * kv_heads
     if programs <= 64:
-        return Plan(16, 32, 32, 4, 3)
-    if programs <= 256:
-        return Plan(8, 128, 64, 4, 3)
-    return Plan(8, 512, 64, 4, 3)
+        return Plan(16, 64, 64, 4, 3, early=True)
+    if programs <= 512:
+        return Plan(2 if programs > 128 else 8, 256, 64, 4, 2)
+    return Plan(8, 1024, 64, 4, 3)
 
 
 def decode_attention(
@@ -90,7 +92,7 @@ def decode_attention(
         qkv, pool, seq_lens, table_rows, block_tables, out,
         (workspace.partial, workspace.stats, workspace.counters), tensors, sinks, num_heads=num_heads, scale=scale,
         window=window, soft_cap=soft_cap, eps=0.0 if rope is None else rope.eps,
-        plan=(chosen.splits, chosen.split_tokens, chosen.tile, chosen.warps, chosen.stages), options=pdl_options(pdl),
+        plan=(chosen.splits, chosen.split_tokens, chosen.tile, chosen.warps, chosen.stages, chosen.early), options=pdl_options(pdl),
     )  # fmt: skip
 
 

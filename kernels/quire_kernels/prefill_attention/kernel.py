@@ -30,13 +30,11 @@ def _attend_range(acc, peak, total, q, pool, table, group, start, end, positions
                   MASKED: tl.constexpr, SOFT_CAP: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """Add keys start .. end, in tiles, to the running softmax. MASKED: some rows do not see all of them."""
     d = tl.arange(0, DP)
-    # Blocks are looked up one tile ahead: see decode_attention.
-    blocks = block_ids(table, start, length, TILE, B)
     for at in tl.range(start, end, TILE, num_stages=STAGES):
         keys_at = at + tl.arange(0, TILE)
         inside = keys_at < length
+        blocks = block_ids(table, at, length, TILE, B)
         place = pool + (((blocks * 2 * G + group) * B + keys_at % B) * D)[:, None] + d[None, :]
-        blocks = block_ids(table, at + TILE, length, TILE, B)
         if MASKED or D != DP:
             mask = inside[:, None] & (d < D)[None, :]
             keys = tl.load(place, mask=mask, other=0.0)

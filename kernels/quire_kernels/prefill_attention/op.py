@@ -24,7 +24,7 @@ def default_plan(head_dim: int, element_bytes: int) -> Plan:
     """What fits a multiprocessor's shared memory; measured on one H200 for heads of 128."""
     if head_dim * element_bytes > 256:
         return Plan(64, 32, 4, 2)
-    return Plan(128, 64, 8, 3)
+    return Plan(64, 64, 4, 3) if head_dim <= 128 else Plan(128, 64, 8, 2)
 
 
 def prefill_attention(

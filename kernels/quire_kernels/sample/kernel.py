@@ -113,7 +113,7 @@ def _threshold_kernel(
         key = _ordered(tl.zeros([], tl.float32) + threshold)
         if limits_number:
             lowest = _ordered(tl.full([], float("-inf"), tl.float32))
-            found = _search(row, size, temperature, peak, lowest, size.to(tl.float32), top_k.to(tl.float32), False, BLOCK)
+            found = _search(row, size, temperature, peak, lowest, tl.cast(size, tl.float32), tl.cast(top_k, tl.float32), False, BLOCK)
             key = tl.maximum(key, found)
         if top_p < 1.0:
             count, _, _, total, _, _ = _masses(row, size, temperature, peak, key, key, key, BLOCK)

@@ -1,0 +1,78 @@
+"""skinny_linear: a weight times a few rows, with a residual or a gate in the same launch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from quire_kernels.gpu.launch import check_device, pdl_options
+from quire_kernels.skinny_linear import kernel
+
+MAX_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """outs: outputs of a program; chunk: inputs read at a time; splits of the inputs; warps; stages in flight."""
+
+    outs: int
+    chunk: int
+    splits: int
+    warps: int
+    stages: int
+
+
+class SkinnyWorkspace:
+    """What splits leave for the one that adds them up. One serves all launches of a stream."""
+
+    def __init__(self, device: torch.device | str, num_floats: int = 1 << 24, num_tiles: int = 1 << 14) -> None:
+        self.partial = torch.empty(num_floats, device=device, dtype=torch.float32)
+        self.counters = torch.zeros(num_tiles, device=device, dtype=torch.int32)
+
+
+def default_plan(num_outputs: int, num_inputs: int, gated: bool) -> Plan:
+    """Measured on one H200: enough programs to fill it twice or more."""
+    tiles = -(-num_outputs // 64)
+    chunks = -(-num_inputs // 128)
+    splits = 1
+    while tiles * splits < 256 and splits < 16 and chunks >= 4 * splits:
+        splits *= 2
+    return Plan(64, 128, splits, 4, 3 if gated else 4)
+
+
+def skinny_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    workspace: SkinnyWorkspace,
+    *,
+    residual: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    gated: bool = False,
+    plan: Plan | None = None,
+    pdl: bool = False,
+) -> None:
+    """out [m, N] = x [m, K] W^T + bias + residual, for 1 <= m <= MAX_ROWS.
+
+    weight: [N, K], contiguous along K. gated: weight is [2 N, K], gate above up, and the product becomes
+    silu(gate) * up. residual [m, N] may be out itself. out may be of another floating type than x. Sums are float32.
+    """
+    rows, num_inputs = x.shape
+    num_outputs = out.shape[1]
+    if not 1 <= rows <= MAX_ROWS or len(out) != rows or weight.shape[1] != num_inputs:
+        raise ValueError(f"x {list(x.shape)}, weight {list(weight.shape)}, out {list(out.shape)}: 1 to {MAX_ROWS} rows")
+    if weight.shape[0] != num_outputs * (2 if gated else 1):
+        raise ValueError(f"weight {list(weight.shape)} does not give {num_outputs} outputs, gated {gated}")
+    if any(tensor is not None and tensor.stride(1) != 1 for tensor in (x, weight, out, residual)):
+        raise ValueError("rows of x, weight, out and residual must be contiguous")
+    check_device("skinny_linear", x, weight, out, residual, bias)
+    chosen = plan or default_plan(num_outputs, num_inputs, gated)
+    tiles = -(-num_outputs // chosen.outs)
+    floats = chosen.splits * tiles * chosen.outs * max(16, 1 << (rows - 1).bit_length()) * (2 if gated else 1)
+    if chosen.splits > 1 and (floats > len(workspace.partial) or tiles > len(workspace.counters)):
+        raise ValueError(f"the workspace holds {len(workspace.partial)} numbers, {floats} are needed")
+    kernel.launch(
+        x, weight, out, residual, bias, (workspace.partial, workspace.counters), gated=gated,
+        plan=(chosen.outs, chosen.chunk, chosen.splits, chosen.warps, chosen.stages), options=pdl_options(pdl),
+    )  # fmt: skip
