@@ -1,5 +1,8 @@
 """Tiny random models of every architecture: our logits and greedy tokens are transformers'."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import transformers
@@ -117,3 +120,21 @@ def test_batched_equals_alone_to_the_bit(tmp_path, load_path, planner, job):
     for index in range(6):
         for row, alone in zip(together[index], logits_of(index)[index], strict=True):
             assert (row == alone).all()
+
+
+def test_runs_without_the_compiler(tmp_path):
+    """Where numba can't be imported the same executor loads, warms up and runs in plain torch."""
+    _save(tmp_path, "Llama", {})
+    script = (
+        "import sys; sys.modules['numba'] = sys.modules['llvmlite'] = None\n"
+        "from quire_worker.executor import ModelSource, PoolRequest\n"
+        "from quire_worker.model_executor import ModelExecutor, ModelExecutorSettings\n"
+        "executor = ModelExecutor(ModelExecutorSettings())\n"
+        f"print(executor.load(ModelSource({str(tmp_path)!r}), lambda progress: None).num_parameters)\n"
+        "print(executor.allocate(PoolRequest()).block_size)\n"
+        "executor.close()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.stdout.split()[1:] == ["16"], done.stderr
