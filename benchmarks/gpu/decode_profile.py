@@ -2,8 +2,8 @@
 
     python benchmarks/gpu/decode_profile.py --model llama-8b --batch 1 32 --context 256 600 --output profile.json
 
-Replays captured steps under torch's profiler, sorts the kernels of each step into roles by their order (projections of a
-layer follow each other as the decoder launches them), and sums over layers. The last line of stdout is one JSON object.
+Replays captured steps under torch's profiler, sorts the kernels of each step into roles by their order (projections of
+a layer follow each other as the decoder launches them), sums over layers. The last line of stdout is one JSON object.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from quire_worker.step import NewSequence, SamplingParams, StepPlan
 
 NUM_STEPS = 12
 # Kernels that finish what the one before them began.
-_REDUCTION = re.compile(r"splitk|reduce", re.IGNORECASE)
+_REDUCTION = re.compile(r"splitKreduce|reduce_kernel")
 _OTHER_ROLES = (
     ("_prepare", "step inputs"), ("_rows", "embedding"), ("_decode", "attention"), ("_add_rms_norm", "norms"),
     ("_silu", "activation"), ("_draw", "sampling"), ("_threshold", "sampling"), ("_rope", "rotary"),

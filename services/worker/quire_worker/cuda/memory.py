@@ -8,6 +8,7 @@ from typing import Final
 
 import torch
 
+from quire_worker.cuda import warm_up
 from quire_worker.cuda.build import build_runner
 from quire_worker.cuda.model import Loaded
 from quire_worker.executor import PoolRequest
@@ -48,7 +49,7 @@ def with_defaults(request: PoolRequest, model_max_len: int) -> PoolRequest:
 
 def profile(loaded: Loaded, request: PoolRequest, block_size: int) -> MemoryReport:
     """Run the largest step that the request allows, with log-probabilities, on a pool of two blocks, and see what it
-    takes. It also compiles what such steps need."""
+    takes. Where kernels are compiled, every kind of step is run beside it."""
     if loaded.device.type != "cuda":
         _run_worst_step(
             loaded, replace(request, max_tokens_per_step=min(64, request.max_tokens_per_step)), block_size
@@ -88,3 +89,6 @@ def _run_worst_step(loaded: Loaded, request: PoolRequest, block_size: int) -> No
     ]
     for plan in plans:
         runner.finish(runner.launch(plan))
+    runner.reset()
+    if loaded.kernels.is_capturable:
+        warm_up.run_all(runner, limits, tokens)

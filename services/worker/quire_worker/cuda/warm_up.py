@@ -1,0 +1,51 @@
+"""Steps of every kind that kernels are compiled differently for, run once before the worker is ready.
+
+Triton compiles a kernel anew for numbers that are one or multiples of sixteen, for addresses that are not multiples of
+sixteen, and for the plans that operations choose by size: so it is sizes on either side of these that are run here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import product
+from typing import Final
+
+from quire_worker.cuda.runner import DeviceRunner
+from quire_worker.slots import SlotLimits
+from quire_worker.step import NewSequence, SamplingParams, StepPlan
+
+_DECODES: Final = (0, 1, 2, 9, 16, 33, 48)
+_PREFILLS: Final = (1, 2, 16)
+_LENGTHS: Final = (7, 16, 300)
+_PLAIN: Final = SamplingParams(temperature=1.0)
+_FILTERED: Final = SamplingParams(temperature=1.0, top_p=0.9)
+
+
+def run_all(runner: DeviceRunner, limits: SlotLimits, max_tokens: int) -> int:
+    """Run them on a runner whose sequences may all share block 1; every slot is empty afterwards. How many ran."""
+    running: list[int] = []
+    count = 0
+    for plan in _plans(limits, max_tokens):
+        runner.finish(runner.launch(StepPlan(count, plan[0], plan[1], (), (), running, (), (), plan[2])))
+        running = plan[0]
+        count += 1
+    runner.reset()
+    return count
+
+
+def _plans(limits: SlotLimits, max_tokens: int) -> Iterator[tuple[list[int], list[int], list[NewSequence]]]:
+    """Slots, token counts and sequences of each step."""
+    for decodes, prefills, length, sampling in product(_DECODES, _PREFILLS, _LENGTHS, (_PLAIN, _FILTERED)):
+        rows = decodes + prefills
+        if (
+            rows > limits.max_num_seqs
+            or length >= limits.max_model_len
+            or decodes + prefills * length > max_tokens
+        ):
+            continue
+        blocks = [1] * -(-(length + 1) // limits.block_size)
+        sequences = [
+            NewSequence(slot, [0] * length, length, length - 1 if slot < decodes else 0, blocks, sampling)
+            for slot in range(rows)
+        ]
+        yield list(range(rows)), [1] * decodes + [length] * prefills, sequences
