@@ -20,7 +20,8 @@ SHAPES = [
     ("0.6b head", 151936, 1024, {"norm": True}),
 ]  # fmt: skip
 PLANS = [Plan(*p) for p in itertools.product((2, 4, 8, 16), (512, 1024), (2, 4))] + [
-    Plan(2, 4096, 4), Plan(4, 4096, 4), Plan(4, 2048, 4), Plan(8, 2048, 8), Plan(8, 512, 1), Plan(4, 512, 1), Plan(2, 256, 1),
+    Plan(2, 4096, 4), Plan(4, 4096, 4), Plan(4, 2048, 4), Plan(8, 2048, 8), Plan(8, 512, 1), Plan(4, 512, 1),
+    Plan(2, 256, 1),
     Plan(4, 256, 1), Plan(8, 1024, 8), Plan(16, 1024, 8),
 ]  # fmt: skip
 

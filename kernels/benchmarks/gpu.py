@@ -12,8 +12,8 @@ import torch
 from gpu_timing import Report
 
 NAMES = [
-    "gemv", "skinny_linear", "decode_attention", "prefill_attention", "add_rms_norm", "silu_mul", "rope_kv_write_gpu", "rows", "step_inputs",
-    "sample",
+    "gemv", "skinny_linear", "decode_attention", "prefill_attention", "add_rms_norm", "silu_mul",
+    "rope_kv_write_gpu", "rows", "step_inputs", "sample",
 ]  # fmt: skip
 
 

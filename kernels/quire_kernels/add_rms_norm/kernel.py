@@ -45,7 +45,7 @@ def launch(
     size = residual.shape[1]
     padded = triton.next_power_of_2(size)
     _add_rms_norm_kernel[(len(residual),)](
-        residual if x is None else x, residual.stride(0) if x is None else x.stride(0), residual, residual.stride(0), weight,
-        out, out.stride(0), eps, SIZE=size, PADDED=padded, ADD=x is not None,
+        residual if x is None else x, residual.stride(0) if x is None else x.stride(0), residual, residual.stride(0),
+        weight, out, out.stride(0), eps, SIZE=size, PADDED=padded, ADD=x is not None,
         num_warps=min(16, max(1, padded // 512)), **options,
     )  # fmt: skip

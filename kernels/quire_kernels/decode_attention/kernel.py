@@ -101,9 +101,9 @@ def _add_tile(acc, peak, total, q, keys, values, at, first, end, qk_scale, soft_
 
 
 @triton.jit
-def _finish(out, out_stride, partial, stats, counters, sinks, sequence, group, split, active, acc, peak, total, num_seqs,
-            H: tl.constexpr, G: tl.constexpr, R: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-            P: tl.constexpr, SINKS: tl.constexpr):  # fmt: skip
+def _finish(out, out_stride, partial, stats, counters, sinks, sequence, group, split, active, acc, peak, total,
+            num_seqs, H: tl.constexpr, G: tl.constexpr, R: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
+            DP: tl.constexpr, P: tl.constexpr, SINKS: tl.constexpr):  # fmt: skip
     """Write the result of the only split, or this split's share; the last one to arrive adds all shares up."""
     rows = tl.arange(0, M)
     d = tl.arange(0, DP)
@@ -116,7 +116,8 @@ def _finish(out, out_stride, partial, stats, counters, sinks, sequence, group, s
         tl.store(place, (acc / total[:, None]).to(out.dtype.element_ty), mask=(rows < R)[:, None] & (d < D)[None, :])
     else:
         share = (sequence * H + head) * P + split
-        tl.store(partial + share[:, None].to(tl.int64) * D + d[None, :], acc, mask=(rows < R)[:, None] & (d < D)[None, :])
+        mine = partial + share[:, None].to(tl.int64) * D + d[None, :]
+        tl.store(mine, acc, mask=(rows < R)[:, None] & (d < D)[None, :])
         tl.store(stats + share, peak, mask=rows < R)
         tl.store(stats + num_seqs * H * P + share, total, mask=rows < R)
         # Every thread's stores come before the one thread's release.
@@ -214,15 +215,16 @@ def _decode_kernel(
 
     if EARLY:
         # The first tile was asked for before the wait.
-        acc, peak, total = _add_tile(acc, peak, total, q, early_keys, early_values, start, first, end, qk_scale, soft_cap,
-                                     TILE, SOFT_CAP)  # fmt: skip
+        acc, peak, total = _add_tile(acc, peak, total, q, early_keys, early_values, start, first, end, qk_scale,
+                                     soft_cap, TILE, SOFT_CAP)  # fmt: skip
         start += TILE
     for at in tl.range(start, end, TILE, num_stages=STAGES):
         keys, values = _load_tile(pool, table, group, at, end, G, D, DP, B, TILE)
-        acc, peak, total = _add_tile(acc, peak, total, q, keys, values, at, first, end, qk_scale, soft_cap, TILE, SOFT_CAP)
+        acc, peak, total = _add_tile(acc, peak, total, q, keys, values, at, first, end, qk_scale, soft_cap,
+                                     TILE, SOFT_CAP)  # fmt: skip
 
-    _finish(out, out_stride, partial, stats, counters, sinks, sequence, group, split, active, acc, peak, total, num_seqs,
-            H, G, R, M, D, DP, P, SINKS)  # fmt: skip
+    _finish(out, out_stride, partial, stats, counters, sinks, sequence, group, split, active, acc, peak, total,
+            num_seqs, H, G, R, M, D, DP, P, SINKS)  # fmt: skip
 
 
 def launch(

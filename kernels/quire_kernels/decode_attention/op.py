@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 
 import torch
 
@@ -16,8 +16,8 @@ MAX_SPLITS = 16
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How the work is cut: at most `splits` programs per sequence and key/value head, each of at least
-    `split_tokens` tokens, read `tile` at a time by `warps` warps with `stages` tiles in flight. early: the first tile is
-    asked for before the kernel ahead has ended, into registers."""
+    `split_tokens` tokens, read `tile` at a time by `warps` warps with `stages` tiles in flight. early: the first tile
+    is asked for before the kernel ahead has ended, into registers."""
 
     splits: int
     split_tokens: int
@@ -92,7 +92,7 @@ def decode_attention(
         qkv, pool, seq_lens, table_rows, block_tables, out,
         (workspace.partial, workspace.stats, workspace.counters), tensors, sinks, num_heads=num_heads, scale=scale,
         window=window, soft_cap=soft_cap, eps=0.0 if rope is None else rope.eps,
-        plan=(chosen.splits, chosen.split_tokens, chosen.tile, chosen.warps, chosen.stages, chosen.early), options=pdl_options(pdl),
+        plan=astuple(chosen), options=pdl_options(pdl),
     )  # fmt: skip
 
 

@@ -53,15 +53,16 @@ def gemv(
     """out [1, N] = f(x [1, K]) W^T + bias + residual.
 
     weight: [N, K], contiguous along K. norm [K]: f is RMS norm with eps, times norm; else f is the identity. gated:
-    weight is [2 N, K], gate above up, and the product becomes silu(gate) * up. residual [1, N] may be out itself. out may be
-    of another floating type than x. Products and sums are float32.
+    weight is [2 N, K], gate above up, and the product becomes silu(gate) * up. residual [1, N] may be out itself. out
+    may be of another floating type than x. Products and sums are float32.
     """
     num_outputs, num_inputs = out.shape[-1], weight.shape[1]
     if x.shape != (1, num_inputs) or out.dim() != 2 or len(out) != 1 or x.stride(1) != 1 or out.stride(1) != 1:
         raise ValueError(f"x {list(x.shape)} and out {list(out.shape)} must be one row each for {list(weight.shape)}")
     if weight.shape[0] != num_outputs * (2 if gated else 1) or weight.stride(1) != 1:
         raise ValueError(f"weight {list(weight.shape)} does not give {num_outputs} outputs, gated {gated}")
-    for name, vector, size in (("norm", norm, num_inputs), ("residual", residual, num_outputs), ("bias", bias, num_outputs)):
+    vectors = {"norm": (norm, num_inputs), "residual": (residual, num_outputs), "bias": (bias, num_outputs)}
+    for name, (vector, size) in vectors.items():
         if vector is not None and (vector.numel() != size or not vector.is_contiguous()):
             raise ValueError(f"{name} must have {size} contiguous elements, got {list(vector.shape)}")
     check_device("gemv", x, weight, out, norm, residual, bias)

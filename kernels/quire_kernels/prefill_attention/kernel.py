@@ -147,7 +147,7 @@ def launch(
     grid = (kv_heads, len(seq_lens), triton.cdiv(max_query_len, rows // shared))
     _prefill_kernel[grid](
         qkv, qkv.stride(0), pool, query_start_loc, seq_lens, table_rows, block_tables, block_tables.stride(0),
-        qkv if sinks is None else sinks, out, out.stride(0), scale * log2e, soft_cap * log2e, window, G=kv_heads, R=shared,
-        D=head_dim, DP=triton.next_power_of_2(head_dim), B=block_size, ROWS=rows, TILE=tile, SOFT_CAP=soft_cap > 0.0,
+        qkv if sinks is None else sinks, out, out.stride(0), scale * log2e, soft_cap * log2e, window, G=kv_heads,
+        R=shared, D=head_dim, DP=triton.next_power_of_2(head_dim), B=block_size, ROWS=rows, TILE=tile, SOFT_CAP=soft_cap > 0.0,
         SINKS=sinks is not None, WINDOWED=window > 0, STAGES=stages, num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip

@@ -12,7 +12,8 @@ def gather_rows(table: torch.Tensor, indices: torch.Tensor, out: torch.Tensor, *
     """out [R, size] = table [N, size] at int32 indices [R], which are not checked: they are on the device."""
     if indices.dtype != torch.int32 or out.shape != (len(indices), table.shape[1]) or out.dtype != table.dtype:
         raise ValueError(
-            f"out {out.dtype} {list(out.shape)} must hold {len(indices)} rows of {table.dtype} {list(table.shape)}, by int32"
+            f"out {out.dtype} {list(out.shape)} must hold {len(indices)} rows of {table.dtype} {list(table.shape)},"
+            f" by int32 and not {indices.dtype}"
         )
     if table.stride(1) != 1 or out.stride(1) != 1:
         raise ValueError("rows of table and out must be contiguous")

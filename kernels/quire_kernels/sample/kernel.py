@@ -1,4 +1,4 @@
-"""sample: thresholds of the filters, then the draw. Bound by the bandwidth of the logits; no sort, no wait for the host.
+"""sample: thresholds of the filters, then the draw. Bound by the logits' bytes; no sort, no wait for the host.
 
 Legend: R rows, V vocabulary, M slots. A row's slot says where its parameters and its tokens are; -1: nothing is drawn.
 
@@ -113,7 +113,8 @@ def _threshold_kernel(
         key = _ordered(tl.zeros([], tl.float32) + threshold)
         if limits_number:
             lowest = _ordered(tl.full([], float("-inf"), tl.float32))
-            found = _search(row, size, temperature, peak, lowest, tl.cast(size, tl.float32), tl.cast(top_k, tl.float32), False, BLOCK)
+            size_count, k_count = tl.cast(size, tl.float32), tl.cast(top_k, tl.float32)
+            found = _search(row, size, temperature, peak, lowest, size_count, k_count, False, BLOCK)
             key = tl.maximum(key, found)
         if top_p < 1.0:
             count, _, _, total, _, _ = _masses(row, size, temperature, peak, key, key, key, BLOCK)
@@ -127,8 +128,8 @@ def gumbel_noise(groups, position, sequence_index, seed):
     """-log(e) for exponential numbers e of the token ids 4 groups .. 4 groups + 3, float32 [4 * groups]."""
     zero = groups * 0
     c0, c1, c2, c3 = tl.philox_impl(
-        groups.to(tl.uint32), (zero + position).to(tl.uint32), (zero + sequence_index).to(tl.uint32), zero.to(tl.uint32),
-        (zero + (seed & 0xFFFFFFFF)).to(tl.uint32), (zero + ((seed >> 32) & 0xFFFFFFFF)).to(tl.uint32), 10,
+        groups.to(tl.uint32), (zero + position).to(tl.uint32), (zero + sequence_index).to(tl.uint32),
+        zero.to(tl.uint32), (zero + (seed & 0xFFFFFFFF)).to(tl.uint32), (zero + ((seed >> 32) & 0xFFFFFFFF)).to(tl.uint32), 10,
     )  # fmt: skip
     words = tl.interleave(tl.interleave(c0, c2), tl.interleave(c1, c3))
     u = (words.to(tl.float32) + 0.5) * 2.3283064365386963e-10
@@ -213,7 +214,7 @@ def launch_draw(
     thresholds, best, where, counters = scratch
     _draw_kernel[(chunks, len(slots))](
         logits, logits.stride(0), size, slots, table.temperature, table.seed, table.sequence_index, thresholds,
-        tables.token_ids, tables.token_ids.stride(0), tables.num_tokens, tables.num_computed, out, best, where, counters,
-        CHUNK=chunk, CHUNKS=triton.next_power_of_2(chunks), FILTERED=filtered, num_warps=4 if chunk <= 2048 else 8,
+        tables.token_ids, tables.token_ids.stride(0), tables.num_tokens, tables.num_computed, out, best, where,
+        counters, CHUNK=chunk, CHUNKS=triton.next_power_of_2(chunks), FILTERED=filtered, num_warps=4 if chunk <= 2048 else 8,
         **options,
     )  # fmt: skip

@@ -77,8 +77,8 @@ class StepCase:
 
         tokens = first + self.pads + 4
         inputs = StepTensors(
-            poison(tokens), poison(tokens), poison(tokens, torch.int64), poison(_SLOTS + 1), poison(_SLOTS), poison(_SLOTS),
-            poison(_SLOTS),
+            poison(tokens), poison(tokens), poison(tokens, torch.int64), poison(_SLOTS + 1), poison(_SLOTS),
+            poison(_SLOTS), poison(_SLOTS),
         )  # fmt: skip
         return packed, tables, inputs
 

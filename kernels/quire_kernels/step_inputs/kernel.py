@@ -2,7 +2,7 @@
 
 Legend: M slots, N rows of the launch (a batch bucket), B tokens of a block. All pointers are int32 but slot_mapping.
 
-packed       header of 8, then columns of M: slots, num_new_tokens, query starts, num_new_blocks, block offsets; new blocks
+packed       header of 8, then columns of M: slots, num_new_tokens, query starts, num_new_blocks, block offsets; the blocks
 tokens       [M, tokens of a slot]   known tokens; row stride token_stride
 tables       [M, blocks]             block tables; row stride table_stride
 Grid of _prepare: (N, tiles of the longest run); of _place: (sequences, tiles).
@@ -25,8 +25,8 @@ RECORD = 8
 
 @triton.jit
 def _prepare_kernel(
-    packed, tokens, token_stride, num_computed, tables, table_stride, token_ids, positions, slot_mapping, query_start_loc,
-    seq_lens, table_rows, sample_rows, num_rows,
+    packed, tokens, token_stride, num_computed, tables, table_stride, token_ids, positions, slot_mapping,
+    query_start_loc, seq_lens, table_rows, sample_rows, num_rows,
     M: tl.constexpr, B: tl.constexpr, TILE: tl.constexpr, ONE_TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
