@@ -92,7 +92,11 @@ def request_body(request: GenerationRequest, options: ApiOptions) -> bytes:
 
 
 class AnswerReader:
-    """Reads one answer as it arrives into a RequestRecord. `extension` names a chunk field to keep, with its time."""
+    """Reads one answer into a RequestRecord. `extension` names a chunk field to keep, with its time.
+
+    While the answer comes its bytes are only kept, each with its time, and they are parsed at its end: parsing at once
+    would delay the other streams' times, which are taken by the same processor (0.3 ms at 32 streams).
+    """
 
     def __init__(
         self,
@@ -107,6 +111,7 @@ class AnswerReader:
         self._keep_text = keep_text
         self._extension = extension
         self._sse = SseParser()
+        self._arrived: list[tuple[bytes, float]] = []
         self._body = b""  # of an answer that is not a stream (errors too)
         self._is_stream = options.stream
         self._saw_done = False
@@ -114,6 +119,9 @@ class AnswerReader:
 
     def on_body(self, data: bytes, now: float) -> None:
         """Body bytes with the time of their arrival."""
+        self._arrived.append((data, now))
+
+    def _parse(self, data: bytes, now: float) -> None:
         if not self._is_stream:
             self._body += data
             return
@@ -126,9 +134,12 @@ class AnswerReader:
                 self._chunk(orjson.loads(payload), now)
 
     def finish(self, status: int, now: float) -> None:
-        """The response is complete: settle the token count, and the error if there is one."""
+        """The response is complete: parse it, settle the token count, and the error if there is one."""
         record = self.record
         record.finished = now
+        for data, arrived in self._arrived:
+            self._parse(data, arrived)
+        self._arrived.clear()
         if status != 200:
             record.error = record.error or f"HTTP {status}: {error_message(self._body)}"
             return
