@@ -123,6 +123,7 @@ def main() -> None:
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument("--max-model-len", type=int, default=8192)
     parser.add_argument("--num-blocks", type=int, default=0)
+    parser.add_argument("--steps-in-flight", type=int, default=2)
     parser.add_argument("--output", type=Path)
     parser.add_argument("--log-dir", default=tempfile.gettempdir())
     arguments = parser.parse_args()
@@ -137,12 +138,14 @@ def main() -> None:
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         max_model_len=arguments.max_model_len,
         num_blocks=arguments.num_blocks,
+        max_steps_in_flight=arguments.steps_in_flight,
         log_dir=arguments.log_dir,
     )
     result: dict[str, Any] = {
         "benchmark": "gpu_engine",
         "model": arguments.model,
         "dtype": arguments.dtype,
+        "steps_in_flight": arguments.steps_in_flight,
         "machine": machine(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
     }

@@ -52,6 +52,7 @@ class InProcessEngine:
                 max_num_batched_tokens=pool.max_tokens_per_step,
                 max_model_len=pool.max_model_len,
                 max_waiting_tokens=1 << 22,
+                max_steps_in_flight=options.max_steps_in_flight,
             )
         )
         self._core.worker_ready(pool.num_blocks)

@@ -36,6 +36,7 @@ class EngineOptions:
     max_num_batched_tokens: int
     max_model_len: int
     num_blocks: int
+    max_steps_in_flight: int
     log_dir: str
 
 
@@ -65,7 +66,7 @@ def running_pair(options: EngineOptions) -> Iterator[Pair]:
         ["quire_scheduler.main", "--listen", scheduler, "--worker", worker,
          "--max-num-seqs", str(options.max_num_seqs), "--max-num-batched-tokens", str(options.max_num_batched_tokens),
          "--max-model-len", str(options.max_model_len), "--num-blocks", str(options.num_blocks),
-         "--max-waiting-tokens", str(1 << 22)],
+         "--max-waiting-tokens", str(1 << 22), "--max-steps-in-flight", str(options.max_steps_in_flight)],
     ]  # fmt: skip
     environment = {name: value for name, value in os.environ.items() if not name.startswith("QUIRE_")}
     started_s = time.perf_counter()
