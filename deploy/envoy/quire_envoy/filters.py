@@ -136,6 +136,8 @@ def _transcoder(settings: EdgeSettings) -> dict[str, Any]:
         "convert_grpc_status": True,
         # Without it a request with an unknown query is not transcoded at all and fails with 503.
         "ignore_unknown_query_parameters": True,
+        # Clients write the slash of a model's name as %2F.
+        "url_unescape_spec": "ALL_CHARACTERS",
         "max_request_body_size": settings.max_request_bytes,
         "max_response_body_size": settings.max_response_bytes,
     }

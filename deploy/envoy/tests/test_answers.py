@@ -53,8 +53,9 @@ def test_unary_error_gets_its_status_too(edge):
 
 
 def test_model_names_may_hold_slashes(edge):
-    """A model's name with slashes arrives whole."""
+    """A model's name with slashes arrives whole, plain or escaped as the openai client sends it."""
     assert edge.http.get("/v1/models/org/name").json() == {"id": "org/name"}
+    assert edge.http.get("/v1/models/org%2Fname").json() == {"id": "org/name"}
 
 
 @pytest.mark.parametrize(

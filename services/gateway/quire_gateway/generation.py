@@ -199,7 +199,7 @@ class Generator:
             return [await self._tokenise_one(prompt) for prompt in prompts]
         except InvalidRequest as error:
             # The tokenizer names its own field; the client knows only the one it wrote.
-            field = names.get("prompt", "prompt")
+            field = names.get(error.field) or names.get("prompt", "prompt")
             raise InvalidRequest(
                 field, error.limit, error.value, message=error.message, code=error.code
             ) from error

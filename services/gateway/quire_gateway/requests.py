@@ -17,6 +17,8 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_SEQUENCES = 128
 MAX_CACHE_SALT_CHARS = 256
+#: It stands in every line about the request.
+MAX_REQUEST_ID_CHARS = 256
 
 
 @dataclass(frozen=True, slots=True)

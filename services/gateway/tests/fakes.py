@@ -62,6 +62,8 @@ class FakeTokenizer(tokenizer_service_pb2_grpc.TokenizerServicer):
         self, request: encode_pb2.RenderChatRequest, context: Any
     ) -> encode_pb2.RenderChatResponse:
         """role: content, a line each."""
+        if "messages" in json.loads(request.template_kwargs_json or "{}"):
+            raise InvalidRequest("template_kwargs", "free of the template's own variables", "messages")
         messages = [json.loads(message) for message in request.messages_json]
         self.rendered.append((messages, request))
         text = "".join(f"{message['role']}: {message['content']}\n" for message in messages)

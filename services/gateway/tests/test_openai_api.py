@@ -259,6 +259,12 @@ async def test_models_are_listed_and_found_by_name(suite: Any) -> None:
         ("ChatCompletions", {"messages": [{"role": "user", "content": "x" * 2000}]}, 400, "messages"),
         ("Completions", {"prompt": "x", "max_tokens": 5000}, 400, "prompt"),
         ("Completions", {"prompt": "x" * 10_001}, 400, "prompt"),
+        (
+            "ChatCompletions",
+            {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"messages": []}},
+            400,
+            "chat_template_kwargs",
+        ),
         ("Completions", {"prompt": [VOCAB := 258]}, 400, "prompt"),
         ("Completions", {"prompt": "", "add_special_tokens": False}, 400, "prompt"),
         ("Completions", {"prompt": "x", "logprobs": 99}, 400, "logprobs"),

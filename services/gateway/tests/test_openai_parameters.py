@@ -10,8 +10,9 @@ import pytest
 from quire_gateway.openai.answers import error_body, error_head, kind_of
 from quire_gateway.openai.chat_request import ChatRequest
 from quire_gateway.openai.completion_request import CompletionRequest
+from quire_gateway.openai.options import named_call
 from quire_gateway.openai.parameters import NEUTRAL, UNSUPPORTED, parse
-from quire_gateway.requests import ChatPrompt, TextPrompt, TokenPrompt
+from quire_gateway.requests import CallInfo, ChatPrompt, TextPrompt, TokenPrompt
 from quire_servicekit import errors
 
 _MESSAGES = [{"role": "user", "content": "hi"}]
@@ -101,6 +102,7 @@ def test_labels_are_accepted() -> None:
         ({"messages": _MESSAGES, "stream": "yes"}, "stream", "invalid_type"),
         ({"messages": _MESSAGES, "stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
         ({"messages": _MESSAGES, "stream": True, "stream_options": {"x": 1}}, "stream_options.x", "unknown_parameter"),
+        ({"messages": _MESSAGES, "stream_options": {"x-y": 1}}, "stream_options.x-y", "unknown_parameter"),
         ({"messages": _MESSAGES, "top_logprobs": 3}, "top_logprobs", "invalid_value"),
         ({"messages": _MESSAGES, "logit_bias": {"a": 1}}, "logit_bias", "invalid_value"),
         ({"messages": []}, "messages", "invalid_type"),
@@ -127,6 +129,32 @@ def test_malformed_chat_requests_name_what_is_wrong(body: dict[str, Any], param:
     answer = json.loads(error_body(refused.value))["error"]
     assert (answer["param"], answer["code"], answer["type"]) == (param, code, "invalid_request_error")
     assert error_head(refused.value).status == 400
+
+
+def test_a_message_that_a_client_got_can_be_sent_back_whole() -> None:
+    """Keys of messages and options that are null are unset, known or not: clients dump them all."""
+    unused = dict.fromkeys(("refusal", "annotations", "audio", "function_call", "tool_calls", "name"))
+    answer = {"role": "assistant", "content": "hello", **unused}
+    request = _chat(messages=[*_MESSAGES, answer], stream=True, stream_options={"include_usage": None})
+    prompt = request.to_generation().prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert dict(prompt.messages[1]) == {"role": "assistant", "content": "hello"}
+    assert request.options.include_usage is False
+
+
+def test_what_is_no_number_is_told_that_a_number_is_wanted() -> None:
+    """Not that a whole number is."""
+    for options in ({"temperature": "hot"}, {"top_p": True}, {"logit_bias": {"1": "x"}}):
+        with pytest.raises(errors.InvalidRequest, match="valid number"):
+            _chat(**options)
+
+
+def test_a_request_id_is_bounded() -> None:
+    """It stands in the logs, so it may not be as long as a body."""
+    request = _chat(request_id="a" * 256)
+    assert named_call(request, CallInfo()).client_request_id == "a" * 256
+    with pytest.raises(errors.InvalidRequest, match="request_id must be at most 256 characters, got 257"):
+        named_call(_chat(request_id="a" * 257), CallInfo())
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[1]", b'"x"', b"\xff", b'{"messages": "\\ud800"}'])

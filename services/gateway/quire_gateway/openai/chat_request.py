@@ -89,7 +89,12 @@ class ChatRequest(CommonRequest):
     def names(self) -> dict[str, str]:
         """What this dialect calls the domain's fields."""
         limit = "max_completion_tokens" if self.max_completion_tokens is not None else "max_tokens"
-        return {"prompt": "messages", "num_logprobs": "top_logprobs", "max_tokens": limit}
+        return {
+            "prompt": "messages",
+            "template_kwargs": "chat_template_kwargs",
+            "num_logprobs": "top_logprobs",
+            "max_tokens": limit,
+        }
 
     def to_generation(self) -> GenerationRequest:
         """The request in domain words."""

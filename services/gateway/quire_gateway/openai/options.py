@@ -12,11 +12,12 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from quire_gateway.openai.parameters import StrictModel
-from quire_gateway.requests import CallInfo
+from quire_gateway.requests import MAX_REQUEST_ID_CHARS, CallInfo
 from quire_gateway.sampling import MAX_SEED, Sampling
 from quire_servicekit.errors import InvalidRequest
 
-Number = int | float
+#: Whole numbers are numbers too.
+Number = float
 
 
 class StreamOptions(StrictModel):
@@ -107,7 +108,11 @@ def _token_id(key: str) -> int:
 
 
 def named_call(request: CommonRequest, call: CallInfo) -> CallInfo:
-    """The call under the correlation id of its body, which counts before the metadata's."""
+    """The call under the correlation id of its body, which counts before the metadata's. Raises for a long one."""
+    if len(request.request_id) > MAX_REQUEST_ID_CHARS:
+        raise InvalidRequest(
+            "request_id", f"at most {MAX_REQUEST_ID_CHARS} characters", len(request.request_id)
+        )
     return dataclasses.replace(call, client_request_id=request.request_id) if request.request_id else call
 
 

@@ -10,7 +10,7 @@ from collections.abc import Collection, Mapping
 from typing import Any, TypeVar
 
 import orjson
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, model_validator
 
 from quire_servicekit.errors import InvalidRequest, Unsupported
 
@@ -58,6 +58,14 @@ class StrictModel(BaseModel):
     """A JSON object of the dialect: types are not converted, unknown keys are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _leave_nulls_out(cls, value: object) -> object:
+        """null means unset: clients send back whole messages that they got, with every key that was not used."""
+        if not isinstance(value, dict):
+            return value
+        return {name: item for name, item in value.items() if item is not None}
 
 
 M = TypeVar("M", bound=StrictModel)
@@ -114,6 +122,8 @@ def _explain(error: ValidationError) -> InvalidRequest:
     detail = max(error.errors(include_url=False, include_context=False), key=lambda found: len(found["loc"]))
     name = _name_of(detail["loc"])
     if detail["type"] == "extra_forbidden":
+        # The last part is the client's own word, whatever it looks like.
+        name = f"{_name_of(detail['loc'][:-1])}.{detail['loc'][-1]}"
         return InvalidRequest(
             name, message=f"Unrecognized request argument: {name}", code="unknown_parameter"
         )
