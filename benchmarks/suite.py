@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import resource
 import sys
 import tempfile
 import time
@@ -26,10 +25,10 @@ from quire_bench.load import Client, LoadResult, closed_loop
 from quire_bench.locks import exclusive
 from quire_bench.models import only_model
 from quire_bench.openai_client import ApiOptions
-from quire_bench.procstat import machine_busy_s
 from quire_bench.report import console, emit, progress
-from quire_bench.server_process import Server, ServerFailed, cancel_on_sigterm, program_name, running
+from quire_bench.server_process import Server, ServerFailed, cancel_on_sigterm, running
 from quire_bench.stats import added_ms, distribution, summarise, ttft_ms
+from quire_bench.watch import Watch, shares
 from quire_bench.workloads import Workload, random_prompts
 
 GOALS = {
@@ -44,12 +43,6 @@ COUNTS = ("num_ok", "num_errors", "errors", "duration_s", "tokens_per_chunk")
 TIMING = {"stream_options": {"include_usage": True, "include_timing": True, "continuous_usage_stats": True}}
 
 
-def own_cpu_s() -> float:
-    """Processor time that this process, the clients, has used."""
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
-
-
 async def drive(server: Server, workload: Workload, extra: dict[str, Any] | None = None) -> LoadResult:
     """One closed-loop run on new connections."""
     options = ApiOptions(await only_model(server.url), extra=extra or {})
@@ -61,26 +54,6 @@ async def drive(server: Server, workload: Workload, extra: dict[str, Any] | None
         client.close()
 
 
-class Watch:
-    """Who uses the processors during a run: each service, the clients, and everything that is none of ours."""
-
-    def __init__(self, server: Server) -> None:
-        self._meter = server.cpu_meter(program_name)
-        self._meter.start()
-        self._clients, self._machine = own_cpu_s(), machine_busy_s()
-
-    def stop(self) -> dict[str, float]:
-        """Seconds of processor time since the start, by user. `elsewhere` spoils the figures when it is much."""
-        used = self._meter.stop() | {"clients": own_cpu_s() - self._clients}
-        elsewhere = machine_busy_s() - self._machine - sum(used.values())
-        return dict(sorted(used.items())) | {"elsewhere": max(0.0, elsewhere)}
-
-
-def shares(used: dict[str, float], duration_s: float) -> dict[str, float]:
-    """Seconds of processor time as shares of what the machine has."""
-    return {name: round(seconds / duration_s / (os.cpu_count() or 1), 4) for name, seconds in used.items()}
-
-
 async def throughput(server: Server, args: argparse.Namespace) -> dict[str, Any]:
     """Output tokens a second with no model time, and who uses the processors meanwhile."""
     num_streams = args.streams
@@ -88,7 +61,7 @@ async def throughput(server: Server, args: argparse.Namespace) -> dict[str, Any]
     workload = random_prompts(
         "throughput", num_streams * args.rounds, 64, args.output, seed=2, concurrency=num_streams
     )
-    watch = Watch(server)
+    watch = Watch([server])
     result = await drive(server, workload)
     used = watch.stop()
     summary = summarise(result)
@@ -124,7 +97,7 @@ async def paced(server: Server, args: argparse.Namespace) -> dict[str, Any]:
     await drive(server, random_prompts("warm-up", num_streams, 64, 16, seed=3, concurrency=num_streams))
     workload = staggered(num_streams, args.paced_rounds)
     wall_offset_s = time.time() - time.perf_counter()
-    watch = Watch(server)
+    watch = Watch([server])
     result = await drive(server, workload, TIMING)
     cpu_share = shares(watch.stop(), result.duration_s)
     # The first round starts all at once and only spreads the streams out: it is not judged.
