@@ -71,10 +71,17 @@ def opened(folder, *, is_lazy=True):
     return files, spec_from_config(files.config, files.config["architectures"][0])
 
 
-def device_runner(folder, max_tokens=512):
+class Fusing(PlainKernels):
+    """Plain kernels that are asked for all the fusions that the fast ones offer."""
+
+    max_small_rows = 1
+    max_skinny_rows = 4
+
+
+def device_runner(folder, max_tokens=512, kernels=PlainKernels):
     files, spec = opened(folder)
     weights = load_weights(spec, files.source, DevicePlacement(CPU, torch.float32), lambda done, total: None)
-    loaded = Loaded(spec, weights, PlainKernels(), CPU, torch.float32)
+    loaded = Loaded(spec, weights, kernels(), CPU, torch.float32)
     return Blocking(build_runner(loaded, LIMITS, max_tokens, LIMITS.block_size).runner)
 
 
@@ -102,8 +109,9 @@ def assert_close(ours, theirs):
         np.testing.assert_allclose(ours.top_logprobs, theirs.top_logprobs, atol=1e-4)
 
 
+@pytest.mark.parametrize("kernels", [PlainKernels, Fusing])
 @pytest.mark.parametrize("chunk", [10**9, 7, 1])
-def test_greedy_tokens_are_those_of_the_torch_path(folder, planner, job, chunk):
+def test_greedy_tokens_are_those_of_the_torch_path(folder, planner, job, chunk, kernels):
     """Sequences of uneven lengths, chunked or not, get the reference's tokens."""
     lengths = (40, 5, 33, 1)
     expected = planner(torch_runner(folder)).run(*(job(prompt(n, n), 8) for n in lengths))

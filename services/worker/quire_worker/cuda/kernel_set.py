@@ -18,6 +18,8 @@ class KernelSet(Protocol):
 
     # Most rows for which `small_linear` is meant; 0: never.
     max_small_rows: int
+    # Most rows for which `skinny_linear` is meant; at most max_small_rows: never.
+    max_skinny_rows: int
     # Whether nothing waits for the device, so that steps can be captured.
     is_capturable: bool
     # Whether launches may begin before the one ahead has ended (they wait by themselves for what it writes).
@@ -32,7 +34,7 @@ class KernelSet(Protocol):
         vocab_size: int,
         device: torch.device,
     ) -> Any:
-        """Scratch memory for decode_attention and sample_tokens, one for all layers."""
+        """Scratch memory for decode_attention, skinny_linear and sample_tokens, one for all layers."""
         ...
 
     def prepare_step(
@@ -98,6 +100,20 @@ class KernelSet(Protocol):
         gated: bool = False,
     ) -> None:
         """out = [norm of] x W^T [+ bias] [+ residual]; gated: silu(x G^T) * (x U^T), weight [2 I, K]."""
+        ...
+
+    def skinny_linear(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        out: torch.Tensor,
+        workspace: Any,
+        *,
+        residual: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        gated: bool = False,
+    ) -> None:
+        """As small_linear without a norm; out may be the residual."""
         ...
 
     def rope_kv_write(

@@ -1,7 +1,8 @@
 """A decoder's operations on the device: norms wait until it is known what they can be fused with.
 
-`norm` computes nothing: it says that a linear layer wants its input normed. Few rows go through kernels that read each
-weight once and norm on the way; more rows through a residual-add-and-norm kernel and the library's matrix product.
+`norm` computes nothing: it says that a linear layer wants its input normed. The fewest rows go through kernels that norm
+on the way, add the residual and gate; somewhat more through kernels that do all that but the norm; many through a
+residual-add-and-norm kernel and the library's matrix product.
 """
 
 from __future__ import annotations
@@ -97,12 +98,17 @@ class DeviceOperations:
 
     def linear(self, x: Normed, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
         """See Operations."""
-        if not self._is_small(x.stream.residual):
-            return linear(self._normed(x), weight, bias)
-        assert x.stream.delta is None
         source = x.stream.residual
+        if self._is_small(source):
+            assert x.stream.delta is None
+            out = source.new_empty(len(source), len(weight))
+            self._kernels.small_linear(source, weight, out, norm=x.weight, eps=self._spec.norm_eps, bias=bias)
+            return out
+        hidden = self._normed(x)
+        if not self._is_skinny(source):
+            return linear(hidden, weight, bias)
         out = source.new_empty(len(source), len(weight))
-        self._kernels.small_linear(source, weight, out, norm=x.weight, eps=self._spec.norm_eps, bias=bias)
+        self._kernels.skinny_linear(hidden, weight, out, self._workspace, bias=bias)
         return out
 
     def gated_mlp(self, x: Normed, weight: torch.Tensor) -> torch.Tensor:
@@ -114,6 +120,8 @@ class DeviceOperations:
             self._kernels.small_linear(
                 source, weight, out, norm=x.weight, eps=self._spec.norm_eps, gated=True
             )
+        elif self._is_skinny(source):
+            self._kernels.skinny_linear(self._normed(x), weight, out, self._workspace, gated=True)
         else:
             self._kernels.silu_mul(linear(self._normed(x), weight), out)
         return out
@@ -122,18 +130,20 @@ class DeviceOperations:
         self, residual: Stream, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
     ) -> Stream:
         """See Operations."""
+        assert residual.delta is None
         kept = self._shape.kept_rows
         if kept is not None and len(x) != len(residual.residual):
             # The last layer's attention has left out the rows that nobody wants.
-            assert residual.delta is None
             fewer = residual.residual.new_empty(len(kept), residual.residual.shape[1])
             self._kernels.gather_rows(residual.residual, kept, fewer)
             residual = Stream(fewer)
-        if not self._is_small(x):
-            assert residual.delta is None
-            return Stream(residual.residual, linear(x, weight, bias))
         target = residual.residual
-        self._kernels.small_linear(x, weight, target, residual=target, bias=bias)
+        if self._is_small(x):
+            self._kernels.small_linear(x, weight, target, residual=target, bias=bias)
+        elif self._is_skinny(x):
+            self._kernels.skinny_linear(x, weight, target, self._workspace, residual=target, bias=bias)
+        else:
+            return Stream(target, linear(x, weight, bias))
         return residual
 
     def attention(
@@ -190,6 +200,9 @@ class DeviceOperations:
 
     def _is_small(self, x: torch.Tensor) -> bool:
         return len(x) <= self._kernels.max_small_rows
+
+    def _is_skinny(self, x: torch.Tensor) -> bool:
+        return len(x) <= self._kernels.max_skinny_rows
 
     def _normed(self, x: Normed) -> torch.Tensor:
         stream = x.stream

@@ -24,6 +24,7 @@ class PlainKernels:
     """See KernelSet."""
 
     max_small_rows = 0
+    max_skinny_rows = 0
     is_capturable = False
     overlap = False
 
@@ -135,6 +136,20 @@ class PlainKernels:
             gate, up = product.chunk(2, dim=-1)
             product = silu(gate) * up
         out.copy_(product if residual is None else product + residual)
+
+    def skinny_linear(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        out: torch.Tensor,
+        workspace: None,
+        *,
+        residual: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        gated: bool = False,
+    ) -> None:
+        """See KernelSet."""
+        self.small_linear(x, weight, out, residual=residual, bias=bias, gated=gated)
 
     def rope_kv_write(
         self,

@@ -15,15 +15,18 @@ from quire_kernels.rope_kv_write.gpu import rope_kv_write_gpu
 from quire_kernels.rows.op import embed, gather_rows
 from quire_kernels.sample.op import SampleWorkspace, sample_tokens
 from quire_kernels.silu_mul.op import silu_mul
+from quire_kernels.skinny_linear.op import MAX_ROWS as MAX_SKINNY_ROWS
+from quire_kernels.skinny_linear.op import SkinnyWorkspace, skinny_linear
 from quire_kernels.step_inputs.op import place_sequences, prepare_step
 from quire_worker.cuda.state import DeviceTables, SamplingTable, StepInputs
 
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Scratch memory of the two operations that need some."""
+    """Scratch memory of the operations that need some."""
 
     decode: DecodeWorkspace
+    skinny: SkinnyWorkspace
     sample: SampleWorkspace
 
 
@@ -31,6 +34,7 @@ class TritonKernels:
     """See KernelSet."""
 
     max_small_rows = MAX_ROWS
+    max_skinny_rows = MAX_SKINNY_ROWS
     is_capturable = True
 
     def __init__(self) -> None:
@@ -48,6 +52,7 @@ class TritonKernels:
         """See KernelSet."""
         return Workspace(
             DecodeWorkspace(device, max_seqs, num_heads, num_kv_heads, head_dim),
+            SkinnyWorkspace(device),
             SampleWorkspace(device, max_seqs, vocab_size),
         )
 
@@ -119,6 +124,22 @@ class TritonKernels:
     ) -> None:
         """See KernelSet."""
         gemv(x, weight, out, norm=norm, eps=eps, residual=residual, bias=bias, gated=gated, pdl=self.overlap)
+
+    def skinny_linear(
+        self,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        out: torch.Tensor,
+        workspace: Workspace,
+        *,
+        residual: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None,
+        gated: bool = False,
+    ) -> None:
+        """See KernelSet."""
+        skinny_linear(
+            x, weight, out, workspace.skinny, residual=residual, bias=bias, gated=gated, pdl=self.overlap
+        )
 
     def rope_kv_write(
         self,
