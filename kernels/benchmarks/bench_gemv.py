@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from functools import partial
 from typing import Any
 
 import torch
@@ -38,6 +39,12 @@ def _arguments(outputs: int, inputs: int, flags: dict[str, bool]) -> dict[str, A
     }  # fmt: skip
 
 
+def _in_fp8(arguments: dict[str, Any]) -> dict[str, Any]:
+    weight = arguments["weight"]
+    scale = weight.float().abs().amax(1) / 448
+    return arguments | {"weight": (weight.float() / scale[:, None]).to(torch.float8_e4m3fn), "scale": scale}
+
+
 def main(report: Report, sweep: bool) -> None:
     """All shapes, by the default plan or by every plan; then a model's layers in a row."""
     for name, outputs, inputs, flags in SHAPES:
@@ -51,6 +58,13 @@ def main(report: Report, sweep: bool) -> None:
             continue
         launches = [lambda a=arguments: torch.mm(a["x"], a["weight"].T, out=a["out"]) for arguments in copies]
         report.add("cublas", name, graph_seconds(launches), num_bytes=num_bytes)
+    for name, outputs, inputs, flags in SHAPES[:5]:
+        copies = [_in_fp8(_arguments(outputs, inputs, flags)) for _ in range(6)]
+        for plan in PLANS if sweep else [None]:
+            run = [partial(gemv, **arguments, plan=plan, pdl=True) for arguments in copies]
+            case = f"fp8 {name}" if plan is None else f"fp8 {name} {plan}"
+            report.add("gemv", case, graph_seconds(run), num_bytes=copies[0]["weight"].nbytes)
+        del copies
     for model in ("8b", "0.6b"):
         shapes = [shape for shape in SHAPES if shape[0].startswith(model) and "head" not in shape[0]]
         layers = [[_arguments(*shape[1:]) for shape in shapes] for _ in range(12)]

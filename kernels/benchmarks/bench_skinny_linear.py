@@ -14,9 +14,11 @@ from quire_kernels.skinny_linear.op import Plan, SkinnyWorkspace, skinny_linear
 SHAPES = [
     ("8b qkv", 6144, 4096, False, (1, 2, 4)), ("8b o", 4096, 4096, False, (2, 4, 8)),
     ("8b gate_up", 14336, 4096, True, (1, 2)), ("8b down", 4096, 14336, False, (2, 4, 8)),
-    ("8b head", 128256, 4096, False, (1,)),
+    ("8b head", 128256, 4096, False, (1,)), ("0.6b qkv", 4096, 1024, False, (1, 2)),
+    ("0.6b o", 1024, 2048, False, (2, 4, 8)), ("0.6b gate_up", 3072, 1024, True, (1, 2)),
+    ("0.6b down", 1024, 3072, False, (4, 8)),
 ]  # fmt: skip
-TILES = [(64, 64), (64, 128), (128, 64), (128, 128), (32, 128), (64, 256)]
+TILES = [(64, 128), (64, 256), (32, 128)]
 STAGES = (3, 4, 6)
 
 
@@ -28,7 +30,8 @@ def main(report: Report, sweep: bool) -> None:
         num_bytes = height * inputs * 2
         copies = max(2, min(12, int(1.5e9 // num_bytes)))
         weights = [
-            torch.randn(height, inputs, device="cuda", dtype=torch.bfloat16) * inputs**-0.5 for _ in range(copies)
+            torch.randn(height, inputs, device="cuda", dtype=torch.bfloat16) * inputs**-0.5
+            for _ in range(copies)
         ]
         for rows in (32,) if sweep else (2, 8, 16, 32, 64):
             x = torch.randn(rows, inputs, device="cuda", dtype=torch.bfloat16)

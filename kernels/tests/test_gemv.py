@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from quire_kernels.gemv.cases import CASES
+from quire_kernels.gemv.cases import CASES, ProductCase
 from quire_kernels.gemv.op import gemv
 from quire_kernels.gemv.reference import gemv_reference
 
@@ -34,6 +34,22 @@ def test_output_may_be_wider(half_place, assert_close):
     out = torch.full((1, 48), float("nan"), device=device)
     gemv(**inputs, out=out)
     assert_close(out, gemv_reference(**inputs))
+
+
+@pytest.mark.parametrize("gated", [False, True])
+def test_rows_of_the_weight_are_scaled(gated, place, assert_close):
+    """A weight of eight-bit floats stands for itself times its row's scale; the interpreter knows no such floats."""
+    device, dtype = place
+    case = ProductCase(48, 2048, gated=gated, norm=True)
+    inputs = case.inputs(dtype, device)
+    kind = torch.float8_e4m3fn if device == "cuda" else dtype
+    inputs["scale"] = inputs["weight"].float().abs().amax(1) / 448
+    inputs["weight"] = (inputs["weight"].float() / inputs["scale"][:, None]).to(kind)
+    out = torch.full((1, 48), float("nan"), dtype=dtype, device=device)
+    gemv(**inputs, out=out)
+    assert_close(out, gemv_reference(**inputs))
+    with pytest.raises(ValueError, match="scale"):
+        gemv(**inputs | {"scale": inputs["scale"][:5]}, out=out)
 
 
 def test_what_cannot_run_is_refused(place):

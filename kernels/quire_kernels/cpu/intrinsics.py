@@ -132,4 +132,4 @@ def call_task(
     return types.void(*[types.int64] * 5), generate
 
 
-sched_yield = types.ExternalFunction("sched_yield", types.int32())
+usleep = types.ExternalFunction("usleep", types.int32(types.uint32))

@@ -21,15 +21,18 @@ import numpy as np
 from numba import cfunc, njit, types
 from numpy.typing import NDArray
 
-from quire_kernels.cpu.intrinsics import atomic_add, atomic_load, call_task, int64_at, sched_yield, spin_hint
+from quire_kernels.cpu.intrinsics import atomic_add, atomic_load, call_task, int64_at, spin_hint, usleep
 
 # Counters stand a cache line apart, so that drawing work from one does not disturb another.
 _LINE_WORDS = 8
 # Header words: threads, tasks, address of the task table, then, a line each, arrivals and the barrier.
 _THREADS, _TASKS, _TABLE = 0, 1, 2
 _ARRIVED, _BARRIER, _COUNTERS = _LINE_WORDS, 2 * _LINE_WORDS, 3 * _LINE_WORDS
-# Spins before a waiting thread offers its core to whoever needs it.
-_SPINS = 2000
+# Spins before a waiting thread sleeps (tens of microseconds), and for how long it then sleeps at a time. Sleeping, not
+# yielding: the core falls idle, so a member that waits for one elsewhere can move to it, and the sleeper is preferred
+# when it wakes. With yields two members on busy cores took turns at waiting a whole time slice at every barrier.
+_SPINS = 1000
+_SLEEP_US = np.uint32(20)
 
 TASK_SIGNATURE = types.void(types.int64, types.int64, types.int64, types.int64)
 
@@ -52,8 +55,8 @@ def _wait(barrier, goal):
         spin_hint()
         spins += 1
         if spins == _SPINS:
-            sched_yield()
-            spins = 0
+            usleep(_SLEEP_US)
+            spins = _SPINS - 1
 
 
 @cfunc(types.void(types.int64), nopython=True, cache=True, error_model="numpy")

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 
 from quire_kernels.decode_attention.kernel import rotated
-from quire_kernels.gpu.launch import wait_for_inputs
+from quire_kernels.gpu.kernel import wait_for_inputs
 from quire_kernels.gpu.rope import Rope
 
 
