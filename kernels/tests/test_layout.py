@@ -7,7 +7,7 @@ import pytest
 import quire_kernels
 
 _ROOT = Path(quire_kernels.__file__).parent
-_OPERATIONS = sorted(path.parent.name for path in _ROOT.glob("*/cpu.py"))
+_OPERATIONS = sorted({path.parent.name for name in ("cpu", "op") for path in _ROOT.glob(f"*/{name}.py")})
 
 
 def test_operations_are_found():

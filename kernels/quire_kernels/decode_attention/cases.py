@@ -59,8 +59,10 @@ class DecodeCase:
         positions = torch.arange(max(self.lengths) + 1.0, device=options["device"])
         frequencies = torch.linspace(1.0, 0.001, self.head_dim // 2, device=options["device"])
         angles = torch.outer(positions, frequencies)
-        norms = [torch.randn(self.head_dim, **options).to(dtype) if self.head_norm else None for _ in range(2)]
-        return Rope(angles.cos(), angles.sin(), *norms, eps=1e-6)
+        if not self.head_norm:
+            return Rope(angles.cos(), angles.sin())
+        q_norm, k_norm = (torch.randn(self.head_dim, **options).to(dtype) for _ in range(2))
+        return Rope(angles.cos(), angles.sin(), q_norm, k_norm, eps=1e-6)
 
 
 CASES = [

@@ -22,8 +22,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quire_kernels.gpu.launch import wait_for_inputs
-from quire_kernels.gpu.table import block_ids
+from quire_kernels.gpu.kernel import block_ids, wait_for_inputs
 
 
 @triton.jit
@@ -151,7 +150,7 @@ def _decode_kernel(
     out, out_stride, partial, stats, counters, num_seqs, qk_scale, soft_cap, window, split_tokens,
     H: tl.constexpr, G: tl.constexpr, R: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     B: tl.constexpr, TILE: tl.constexpr, P: tl.constexpr, ROPE: tl.constexpr, HEAD_NORM: tl.constexpr,
-    SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr, EARLY: tl.constexpr,
+    SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     split = tl.program_id(0)
     group = tl.program_id(1)
@@ -184,8 +183,6 @@ def _decode_kernel(
     table = block_tables + tl.load(table_rows + sequence).to(tl.int64) * table_stride
     token = qkv + sequence.to(tl.int64) * qkv_stride
     queries = token + group * R * D
-    if EARLY:
-        early_keys, early_values = _load_tile(pool, table, group, start, end, G, D, DP, B, TILE)
     wait_for_inputs(PDL)
     if ROPE:
         q = rotated(queries, q_norm, rows, rows < R, cos, sin, length - 1, eps, D, DP, HEAD_NORM)
@@ -213,11 +210,6 @@ def _decode_kernel(
             total += 1.0
             acc += value.to(tl.float32)[None, :]
 
-    if EARLY:
-        # The first tile was asked for before the wait.
-        acc, peak, total = _add_tile(acc, peak, total, q, early_keys, early_values, start, first, end, qk_scale,
-                                     soft_cap, TILE, SOFT_CAP)  # fmt: skip
-        start += TILE
     for at in tl.range(start, end, TILE, num_stages=STAGES):
         keys, values = _load_tile(pool, table, group, at, end, G, D, DP, B, TILE)
         acc, peak, total = _add_tile(acc, peak, total, q, keys, values, at, first, end, qk_scale, soft_cap,
@@ -243,12 +235,12 @@ def launch(
     window: int,
     soft_cap: float,
     eps: float,
-    plan: tuple[int, int, int, int, int, bool],
+    plan: tuple[int, int, int, int, int],
     options: dict[str, object],
 ) -> None:
-    """Launch once. plan: (most splits, tokens a split has at least, tile, warps, stages, early)."""
+    """Launch once. plan: (most splits, tokens a split has at least, tile, warps, stages)."""
     kv_heads, block_size, head_dim = pool.shape[2:]
-    splits, split_tokens, tile, warps, stages, early = plan
+    splits, split_tokens, tile, warps, stages = plan
     partial, stats, counters = scratch
     cos, sin, q_norm, k_norm = rope
     shared = num_heads // kv_heads
@@ -261,6 +253,6 @@ def launch(
         partial, stats, counters, len(seq_lens), scale * log2e, soft_cap * log2e, window, split_tokens,
         H=num_heads, G=kv_heads, R=shared, M=max(16, triton.next_power_of_2(shared)), D=head_dim,
         DP=triton.next_power_of_2(head_dim), B=block_size, TILE=tile, P=splits, ROPE=cos is not None,
-        HEAD_NORM=q_norm is not None, SOFT_CAP=soft_cap > 0.0, SINKS=sinks is not None, STAGES=stages, EARLY=early,
+        HEAD_NORM=q_norm is not None, SOFT_CAP=soft_cap > 0.0, SINKS=sinks is not None, STAGES=stages,
         num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip

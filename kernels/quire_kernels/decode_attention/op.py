@@ -16,15 +16,13 @@ MAX_SPLITS = 16
 @dataclass(frozen=True, slots=True)
 class Plan:
     """How the work is cut: at most `splits` programs per sequence and key/value head, each of at least
-    `split_tokens` tokens, read `tile` at a time by `warps` warps with `stages` tiles in flight. early: the first tile
-    is asked for before the kernel ahead has ended, into registers."""
+    `split_tokens` tokens, read `tile` at a time by `warps` warps with `stages` tiles in flight."""
 
     splits: int
     split_tokens: int
     tile: int
     warps: int
     stages: int
-    early: bool = False
 
 
 class DecodeWorkspace:
@@ -45,10 +43,13 @@ def default_plan(num_seqs: int, kv_heads: int) -> Plan:
     """A plan by the number of programs that the batch alone gives; measured on one H200."""
     programs = num_seqs * kv_heads
     if programs <= 64:
-        return Plan(16, 64, 64, 4, 3, early=True)
-    if programs <= 512:
-        return Plan(2 if programs > 128 else 8, 256, 64, 4, 2)
-    return Plan(8, 1024, 64, 4, 3)
+        return Plan(16, 256, 128, 4, 3)
+    if programs <= 256:
+        return Plan(2, 256, 64, 2, 3)
+    if programs <= 1024:
+        return Plan(4, 1024, 64, 2, 5)
+    # Few contexts are so long that one program would be late; the programs that find nothing to do cost little.
+    return Plan(4, 2048, 64, 4, 3)
 
 
 def decode_attention(

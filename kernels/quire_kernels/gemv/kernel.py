@@ -5,6 +5,7 @@ CHUNK inputs, DEPTH of them ahead. The first of them are asked for before the wa
 
 x         [K]
 weight    [N, K], or [2 N, K] with gate rows before up rows; row stride weight_stride
+scale     [N] or [2 N] float32: of each row of an fp8 weight
 norm      [K]: x is RMS-normed first. The factor of the whole row is applied to the result, so that one pass is enough
 residual  [N], out [N]; out may be residual
 Grid: (N / OUTS).
@@ -20,9 +21,9 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 @triton.jit
 def _gemv_kernel(
-    x, weight, weight_stride, norm, residual, bias, out, eps, N,
+    x, weight, weight_stride, scale, norm, residual, bias, out, eps, N,
     K: tl.constexpr, OUTS: tl.constexpr, CHUNK: tl.constexpr, NORM: tl.constexpr, RESIDUAL: tl.constexpr,
-    BIAS: tl.constexpr, GATED: tl.constexpr, PDL: tl.constexpr,
+    BIAS: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     first = tl.program_id(0) * OUTS
     outs = first + tl.arange(0, OUTS)
@@ -57,11 +58,15 @@ def _gemv_kernel(
         if GATED:
             up_sums += up_chunk.to(tl.float32) * values
     result = tl.sum(sums, axis=1)
+    if SCALED:
+        result *= tl.load(scale + within)
     if NORM:
         factor = tl.rsqrt(tl.sum(squares) / K + eps)
         result = result * factor
     if GATED:
         up = tl.sum(up_sums, axis=1)
+        if SCALED:
+            up *= tl.load(scale + N + within)
         if NORM:
             up = up * factor
         result = result * tl.sigmoid(result) * up
@@ -76,6 +81,7 @@ def launch(
     x: torch.Tensor,
     weight: torch.Tensor,
     out: torch.Tensor,
+    scale: torch.Tensor | None,
     norm: torch.Tensor | None,
     residual: torch.Tensor | None,
     bias: torch.Tensor | None,
@@ -89,8 +95,8 @@ def launch(
     outs, chunk, warps = plan
     num_outputs = out.shape[-1]
     _gemv_kernel[(triton.cdiv(num_outputs, outs),)](
-        x, weight, weight.stride(0), x if norm is None else norm, x if residual is None else residual,
-        x if bias is None else bias, out, eps, num_outputs, K=weight.shape[1], OUTS=outs, CHUNK=chunk,
-        NORM=norm is not None, RESIDUAL=residual is not None, BIAS=bias is not None, GATED=gated, num_warps=warps,
-        num_stages=1, **options,
+        x, weight, weight.stride(0), x if scale is None else scale, x if norm is None else norm,
+        x if residual is None else residual, x if bias is None else bias, out, eps, num_outputs, K=weight.shape[1], OUTS=outs, CHUNK=chunk,
+        NORM=norm is not None, RESIDUAL=residual is not None, BIAS=bias is not None, GATED=gated,
+        SCALED=scale is not None, num_warps=warps, num_stages=1, **options,
     )  # fmt: skip

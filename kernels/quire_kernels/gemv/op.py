@@ -42,6 +42,7 @@ def gemv(
     weight: torch.Tensor,
     out: torch.Tensor,
     *,
+    scale: torch.Tensor | None = None,
     norm: torch.Tensor | None = None,
     eps: float = 0.0,
     residual: torch.Tensor | None = None,
@@ -54,7 +55,8 @@ def gemv(
 
     weight: [N, K], contiguous along K. norm [K]: f is RMS norm with eps, times norm; else f is the identity. gated:
     weight is [2 N, K], gate above up, and the product becomes silu(gate) * up. residual [1, N] may be out itself. out
-    may be of another floating type than x. Products and sums are float32.
+    may be of another floating type than x. scale [rows of weight], float32: what each row of an fp8 weight
+    stands for. Products and sums are float32.
     """
     num_outputs, num_inputs = out.shape[-1], weight.shape[1]
     if x.shape != (1, num_inputs) or out.dim() != 2 or len(out) != 1 or x.stride(1) != 1 or out.stride(1) != 1:
@@ -65,9 +67,11 @@ def gemv(
     for name, (vector, size) in vectors.items():
         if vector is not None and (vector.numel() != size or not vector.is_contiguous()):
             raise ValueError(f"{name} must have {size} contiguous elements, got {list(vector.shape)}")
-    check_device("gemv", x, weight, out, norm, residual, bias)
+    if scale is not None and (scale.dtype != torch.float32 or scale.shape != weight.shape[:1]):
+        raise ValueError(f"scale must be float32 [{len(weight)}], got {scale.dtype} {list(scale.shape)}")
+    check_device("gemv", x, weight, out, scale, norm, residual, bias)
     chosen = plan or default_plan(num_outputs, num_inputs, gated)
     kernel.launch(
-        x, weight, out, norm, residual, bias, eps=eps, gated=gated, plan=(chosen.outs, chosen.chunk, chosen.warps),
-        options=pdl_options(pdl),
+        x, weight, out, scale, norm, residual, bias, eps=eps, gated=gated,
+        plan=(chosen.outs, chosen.chunk, chosen.warps), options=pdl_options(pdl),
     )  # fmt: skip

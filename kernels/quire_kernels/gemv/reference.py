@@ -9,6 +9,7 @@ def gemv_reference(
     x: torch.Tensor,
     weight: torch.Tensor,
     *,
+    scale: torch.Tensor | None = None,
     norm: torch.Tensor | None = None,
     eps: float = 0.0,
     residual: torch.Tensor | None = None,
@@ -20,6 +21,8 @@ def gemv_reference(
     if norm is not None:
         wide = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps) * norm.double()
     result = wide @ weight.double().T
+    if scale is not None:
+        result = result * scale.double()
     if gated:
         gate, up = result.chunk(2, dim=-1)
         result = torch.nn.functional.silu(gate) * up

@@ -7,9 +7,6 @@ import os
 from typing import Any
 
 import torch
-import triton
-import triton.language as tl
-from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
 def interpreted() -> bool:
@@ -35,11 +32,3 @@ def check_device(name: str, *tensors: torch.Tensor | None) -> None:
     for tensor in tensors:
         if tensor is not None and tensor.device.type != expected:
             raise ValueError(f"{name}: tensors must be on {expected}, got one on {tensor.device}")
-
-
-@triton.jit
-def wait_for_inputs(PDL: tl.constexpr):  # noqa: ANN201, N803 - jitted
-    """Before the first read of what an earlier kernel wrote. Dependents may start from here on; they wait in turn."""
-    if PDL:
-        gdc_wait()
-        gdc_launch_dependents()

@@ -20,8 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quire_kernels.gpu.launch import wait_for_inputs
-from quire_kernels.gpu.table import block_ids
+from quire_kernels.gpu.kernel import block_ids, wait_for_inputs
 
 
 @triton.jit
@@ -148,6 +147,7 @@ def launch(
     _prefill_kernel[grid](
         qkv, qkv.stride(0), pool, query_start_loc, seq_lens, table_rows, block_tables, block_tables.stride(0),
         qkv if sinks is None else sinks, out, out.stride(0), scale * log2e, soft_cap * log2e, window, G=kv_heads,
-        R=shared, D=head_dim, DP=triton.next_power_of_2(head_dim), B=block_size, ROWS=rows, TILE=tile, SOFT_CAP=soft_cap > 0.0,
-        SINKS=sinks is not None, WINDOWED=window > 0, STAGES=stages, num_warps=warps, num_stages=stages, **options,
+        R=shared, D=head_dim, DP=triton.next_power_of_2(head_dim), B=block_size, ROWS=rows, TILE=tile,
+        SOFT_CAP=soft_cap > 0.0, SINKS=sinks is not None, WINDOWED=window > 0, STAGES=stages, num_warps=warps,
+        num_stages=stages, **options,
     )  # fmt: skip

@@ -49,8 +49,8 @@ def prefill_attention(
 
     qkv: [T, (H + 2 G) * D] with rotated queries; pool: [num_blocks, 2, G, B, D], keys and values both [B, D] per block
     and head, the new tokens' own among them; query_start_loc int32 [S + 1]; seq_lens int32 [S], the new tokens
-    included; table_rows int32 [S]: rows of block_tables int32 [rows, blocks]; out: [T, H * D]; max_query_len: no run is longer.
-    window, soft_cap, sinks: as in decode_attention. Rows of no sequence are not written.
+    included; table_rows int32 [S]: rows of block_tables int32 [rows, blocks]; out: [T, H * D]; max_query_len: no run is
+    longer. window, soft_cap, sinks: as in decode_attention. Rows of no sequence are not written.
     """
     if pool.dim() != 5 or pool.shape[1] != 2 or not pool.is_contiguous():
         raise ValueError(f"pool must be contiguous [num_blocks, 2, G, B, D], got {list(pool.shape)}")

@@ -20,7 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quire_kernels.gpu.launch import wait_for_inputs
+from quire_kernels.gpu.kernel import wait_for_inputs
 
 
 @triton.jit
@@ -39,7 +39,7 @@ def _masses(row, size, temperature, peak, key1, key2, key3, BLOCK: tl.constexpr)
     mass1 = tl.zeros([BLOCK], tl.float32)
     mass2 = tl.zeros([BLOCK], tl.float32)
     mass3 = tl.zeros([BLOCK], tl.float32)
-    for start in range(0, size, BLOCK):
+    for start in tl.range(0, size, BLOCK, num_stages=4):
         at = start + tl.arange(0, BLOCK)
         scaled = tl.load(row + at, mask=at < size, other=float("-inf")).to(tl.float32) / temperature
         keys = _ordered(scaled)
@@ -129,7 +129,8 @@ def gumbel_noise(groups, position, sequence_index, seed):
     zero = groups * 0
     c0, c1, c2, c3 = tl.philox_impl(
         groups.to(tl.uint32), (zero + position).to(tl.uint32), (zero + sequence_index).to(tl.uint32),
-        zero.to(tl.uint32), (zero + (seed & 0xFFFFFFFF)).to(tl.uint32), (zero + ((seed >> 32) & 0xFFFFFFFF)).to(tl.uint32), 10,
+        zero.to(tl.uint32), (zero + (seed & 0xFFFFFFFF)).to(tl.uint32),
+        (zero + ((seed >> 32) & 0xFFFFFFFF)).to(tl.uint32), 10,
     )  # fmt: skip
     words = tl.interleave(tl.interleave(c0, c2), tl.interleave(c1, c3))
     u = (words.to(tl.float32) + 0.5) * 2.3283064365386963e-10
@@ -189,10 +190,10 @@ def launch_thresholds(
     logits: torch.Tensor, slots: torch.Tensor, table: Any, thresholds: torch.Tensor, options: dict[str, object]
 ) -> None:
     """Launch once."""
-    block = min(8192, triton.next_power_of_2(logits.shape[1]))
+    block = min(4096, triton.next_power_of_2(logits.shape[1]))
     _threshold_kernel[(len(slots),)](
         logits, logits.stride(0), logits.shape[1], slots, table.temperature, table.top_p, table.min_p, table.top_k,
-        thresholds, BLOCK=block, num_warps=16 if block == 8192 else 4, **options,
+        thresholds, BLOCK=block, num_warps=16 if block == 4096 else 4, **options,
     )  # fmt: skip
 
 
@@ -215,6 +216,6 @@ def launch_draw(
     _draw_kernel[(chunks, len(slots))](
         logits, logits.stride(0), size, slots, table.temperature, table.seed, table.sequence_index, thresholds,
         tables.token_ids, tables.token_ids.stride(0), tables.num_tokens, tables.num_computed, out, best, where,
-        counters, CHUNK=chunk, CHUNKS=triton.next_power_of_2(chunks), FILTERED=filtered, num_warps=4 if chunk <= 2048 else 8,
-        **options,
+        counters, CHUNK=chunk, CHUNKS=triton.next_power_of_2(chunks), FILTERED=filtered,
+        num_warps=4 if chunk <= 2048 else 8, **options,
     )  # fmt: skip

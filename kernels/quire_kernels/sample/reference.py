@@ -40,5 +40,6 @@ def sample_reference(
     row = logits.float().cpu().numpy()
     if temperature == 0.0:
         return int(row.argmax())
-    kept = filter_reference(row / np.float32(temperature), min_p=min_p, top_k=top_k, top_p=top_p)
+    scaled = (row / np.float32(temperature)).astype(np.float32)
+    kept = filter_reference(scaled, min_p=min_p, top_k=top_k, top_p=top_p)
     return gumbel_argmax_reference(kept, seed % (1 << 64), sequence_index, position)

@@ -9,7 +9,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quire_kernels.gpu.launch import wait_for_inputs
+from quire_kernels.gpu.kernel import wait_for_inputs
 
 
 @triton.jit

@@ -40,11 +40,11 @@ def _skinny_kernel(
     right = x + tl.minimum(rows, m - 1)[:, None].to(tl.int64) * x_stride + k[None, :]
     acc = tl.zeros([OUTS, MP], tl.float32)
     up_acc = tl.zeros([OUTS, MP], tl.float32)
+    start = split * split_chunks * CHUNK
+    end = tl.minimum(K, start + split_chunks * CHUNK)
     if PDL:
         gdc_wait()
         gdc_launch_dependents()
-    start = split * split_chunks * CHUNK
-    end = tl.minimum(K, start + split_chunks * CHUNK)
     for at in tl.range(start, end, CHUNK, num_stages=STAGES):
         if EVEN:
             values = tl.load(right + at)

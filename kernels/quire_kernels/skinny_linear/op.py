@@ -32,13 +32,14 @@ class SkinnyWorkspace:
 
 
 def default_plan(num_outputs: int, num_inputs: int, gated: bool) -> Plan:
-    """Measured on one H200: enough programs to fill it twice or more."""
+    """The fastest of those measured on one H200 for 32 rows through the projections of an 8B decoder: one program for
+    nearly every multiprocessor, and no more splits than that takes."""
     tiles = -(-num_outputs // 64)
     chunks = -(-num_inputs // 128)
     splits = 1
-    while tiles * splits < 256 and splits < 16 and chunks >= 4 * splits:
+    while tiles * splits < 96 and splits < 16 and chunks >= 4 * splits:
         splits *= 2
-    return Plan(64, 128, splits, 4, 3 if gated else 4)
+    return Plan(64, 128, splits, 4, 3 if num_outputs > 65536 else 4)
 
 
 def skinny_linear(

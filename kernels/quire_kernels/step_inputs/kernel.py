@@ -2,7 +2,7 @@
 
 Legend: M slots, N rows of the launch (a batch bucket), B tokens of a block. All pointers are int32 but slot_mapping.
 
-packed       header of 8, then columns of M: slots, num_new_tokens, query starts, num_new_blocks, block offsets; the blocks
+packed       header of 8, then columns of M: slots, num_new_tokens, query starts, num_new_blocks, block offsets; blocks
 tokens       [M, tokens of a slot]   known tokens; row stride token_stride
 tables       [M, blocks]             block tables; row stride table_stride
 Grid of _prepare: (N, tiles of the longest run); of _place: (sequences, tiles).
@@ -16,7 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
-from quire_kernels.gpu.launch import wait_for_inputs
+from quire_kernels.gpu.kernel import wait_for_inputs
 
 HEADER = 8
 COLUMNS = 5

@@ -1,9 +1,18 @@
-"""block_ids: a tile's entries of a block table."""
+"""Small jitted functions that several kernels are made of."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def wait_for_inputs(PDL: tl.constexpr):
+    """Before the first read of what an earlier kernel wrote. Dependents may start from here on; they wait in turn."""
+    if PDL:
+        gdc_wait()
+        gdc_launch_dependents()
 
 
 @triton.jit
