@@ -45,7 +45,7 @@ def default_plan(num_seqs: int, kv_heads: int) -> Plan:
     if programs <= 64:
         return Plan(16, 256, 128, 4, 3)
     if programs <= 256:
-        return Plan(2, 256, 64, 2, 3)
+        return Plan(4 if programs <= 128 else 2, 256, 64, 2, 3)
     if programs <= 1024:
         return Plan(4, 1024, 64, 2, 5)
     # Few contexts are so long that one program would be late; the programs that find nothing to do cost little.

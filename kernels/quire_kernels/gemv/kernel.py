@@ -96,7 +96,8 @@ def launch(
     num_outputs = out.shape[-1]
     _gemv_kernel[(triton.cdiv(num_outputs, outs),)](
         x, weight, weight.stride(0), x if scale is None else scale, x if norm is None else norm,
-        x if residual is None else residual, x if bias is None else bias, out, eps, num_outputs, K=weight.shape[1], OUTS=outs, CHUNK=chunk,
+        x if residual is None else residual, x if bias is None else bias, out, eps, num_outputs,
+        K=weight.shape[1], OUTS=outs, CHUNK=chunk,
         NORM=norm is not None, RESIDUAL=residual is not None, BIAS=bias is not None, GATED=gated,
         SCALED=scale is not None, num_warps=warps, num_stages=1, **options,
     )  # fmt: skip

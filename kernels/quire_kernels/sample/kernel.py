@@ -39,7 +39,7 @@ def _masses(row, size, temperature, peak, key1, key2, key3, BLOCK: tl.constexpr)
     mass1 = tl.zeros([BLOCK], tl.float32)
     mass2 = tl.zeros([BLOCK], tl.float32)
     mass3 = tl.zeros([BLOCK], tl.float32)
-    for start in tl.range(0, size, BLOCK, num_stages=4):
+    for start in range(0, size, BLOCK):
         at = start + tl.arange(0, BLOCK)
         scaled = tl.load(row + at, mask=at < size, other=float("-inf")).to(tl.float32) / temperature
         keys = _ordered(scaled)
@@ -190,10 +190,10 @@ def launch_thresholds(
     logits: torch.Tensor, slots: torch.Tensor, table: Any, thresholds: torch.Tensor, options: dict[str, object]
 ) -> None:
     """Launch once."""
-    block = min(4096, triton.next_power_of_2(logits.shape[1]))
+    block = min(8192, triton.next_power_of_2(logits.shape[1]))
     _threshold_kernel[(len(slots),)](
         logits, logits.stride(0), logits.shape[1], slots, table.temperature, table.top_p, table.min_p, table.top_k,
-        thresholds, BLOCK=block, num_warps=16 if block == 4096 else 4, **options,
+        thresholds, BLOCK=block, num_warps=16 if block == 8192 else 4, **options,
     )  # fmt: skip
 
 
