@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import secrets
 import uuid
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Protocol
 
 from quire_gateway.active_request import ActiveRequest, EngineRequest
@@ -186,6 +186,24 @@ class Generator:
             for active in generation.requests:
                 self.engines.release(active)
             self._report(generation, route, status, call)
+
+    @contextmanager
+    def reading(self, route: str, call: CallInfo) -> Iterator[None]:
+        """Around reading a call's body: a refusal there is logged and counted like one of a call that ran."""
+        try:
+            yield
+        except QuireError as error:
+            status = type(error).__name__
+            self._metrics.requests.labels(route, status).inc()
+            log.info(
+                "request refused",
+                client_request_id=call.client_request_id,
+                route=route,
+                status=status,
+                tenant=call.tenant,
+                field=getattr(error, "field", None) or getattr(error, "parameter", None),
+            )
+            raise
 
     async def _tokenise(
         self, requests: Sequence[GenerationRequest], names: Mapping[str, str]

@@ -5,6 +5,7 @@ One job: HTTP status, content type, and the shape {"error": {...}} for every cau
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -59,7 +60,7 @@ def error_head(error: Exception) -> Head:
     """The head of an answer that is an error."""
     delay_s = getattr(error, "retry_delay_s", None)
     # A whole number of seconds, and never 0: "at once" is what the client has just tried.
-    return Head(kind_of(error).status, JSON, max(1, round(delay_s)) if delay_s is not None else None)
+    return Head(kind_of(error).status, JSON, max(1, math.ceil(delay_s)) if delay_s is not None else None)
 
 
 def error_body(error: Exception) -> bytes:

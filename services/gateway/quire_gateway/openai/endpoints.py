@@ -47,10 +47,10 @@ class OpenAIEndpoints:
         """POST /v1/chat/completions."""
         has_head = False
         try:
-            request = parse(body, ChatRequest)
-            async with self._generator.run(
-                [request.to_generation()], named_call(request, call), route="chat", names=request.names
-            ) as generation:
+            with self._generator.reading("chat", call):
+                request = parse(body, ChatRequest)
+                prompt, call = request.to_generation(), named_call(request, call)
+            async with self._generator.run([prompt], call, route="chat", names=request.names) as generation:
                 answer = Answer(
                     CHAT, generation, request, int(self._clock()), self._vocabulary(), request.logprobs
                 )
@@ -65,9 +65,11 @@ class OpenAIEndpoints:
         """POST /v1/completions."""
         has_head = False
         try:
-            request = parse(body, CompletionRequest)
+            with self._generator.reading("completions", call):
+                request = parse(body, CompletionRequest)
+                prompts, call = request.to_generations(), named_call(request, call)
             async with self._generator.run(
-                request.to_generations(), named_call(request, call), route="completions", names=request.names
+                prompts, call, route="completions", names=request.names
             ) as generation:
                 has_logprobs = request.logprobs is not None
                 answer = Answer(

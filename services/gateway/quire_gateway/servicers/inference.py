@@ -65,7 +65,8 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServicer):
     async def _generate(
         self, message: generate_pb2.GenerateRequest, call: CallInfo
     ) -> AsyncIterator[generate_pb2.GenerateResponse]:
-        request = generation_request(message)
+        with self._generator.reading("generate", call):
+            request = generation_request(message)
         async with self._generator.run(
             [request], call, route="generate", names=field_names(message)
         ) as generation:
