@@ -278,7 +278,7 @@ def test_every_cause_has_its_status_and_code(error: Exception, status: int, code
 
 
 def test_retry_after_is_a_whole_number_of_seconds_and_never_zero() -> None:
-    """The header says when to come back."""
-    assert error_head(errors.QueueFull(2.4)).retry_after_s == 2
+    """The header says when to come back: rounded up, so that a client that obeys is never early."""
+    assert error_head(errors.QueueFull(2.4)).retry_after_s == 3
     assert error_head(errors.QueueFull(0.1)).retry_after_s == 1
     assert error_head(errors.UnknownModel("x")).retry_after_s is None

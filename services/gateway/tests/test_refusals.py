@@ -9,8 +9,6 @@ import pytest
 import structlog
 
 from quire.inference.v1 import generate_pb2
-from quire_gateway.openai.answers import error_head
-from quire_servicekit.errors import QueueFull
 
 
 @pytest.mark.parametrize(
@@ -42,8 +40,3 @@ async def test_a_typed_request_without_input_is_logged_and_counted(suite: Any) -
             pass
     assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
     assert [line["route"] for line in lines if line["event"] == "request refused"] == ["generate"]
-
-
-def test_the_retry_delay_is_never_shorter_than_the_engines() -> None:
-    """Retry-After is rounded up: a client that waits as told is not early."""
-    assert error_head(QueueFull(2.4)).retry_after_s == 3
