@@ -21,6 +21,7 @@ from quire_tokenizer.loading import LoadedTokenizer
 from quire_tokenizer.metrics import TokenizerMetrics
 from quire_tokenizer.stream_table import StreamTable, TextColumns
 from quire_tokenizer.text_pool import TextPool
+from quire_tokenizer.vocabulary import Scheme
 
 SERVICE_NAME: str = tokenizer_service_pb2.DESCRIPTOR.services_by_name["Tokenizer"].full_name
 
@@ -126,6 +127,12 @@ class TokenizerServicer(tokenizer_service_pb2_grpc.TokenizerServicer):
             vocabulary=vocabulary.token_bytes if request.with_vocabulary else (),
             has_chat_template=self._renderer.has_template,
             max_text_chars=self._text_limits.max_text_chars,
+            text_scheme=(
+                vocabulary_pb2.TEXT_SCHEME_UNSPECIFIED
+                if vocabulary.scheme is Scheme.GENERIC
+                else vocabulary_pb2.TEXT_SCHEME_BYTES
+            ),
+            num_leading_spaces_stripped=vocabulary.num_leading_spaces_stripped,
         )
 
     def _apply(

@@ -324,6 +324,8 @@ async def test_get_tokenizer_says_what_it_is(stub, smollm2):
     assert brief.has_chat_template and brief.max_text_chars == 5000 and not brief.vocabulary
     full = await stub.GetTokenizer(vocabulary_pb2.GetTokenizerRequest(with_vocabulary=True))
     assert list(full.vocabulary) == smollm2.vocabulary.token_bytes
+    assert full.text_scheme == vocabulary_pb2.TEXT_SCHEME_BYTES
+    assert full.num_leading_spaces_stripped == 0
 
 
 async def test_metrics_count_what_goes_through(stub, registry):
