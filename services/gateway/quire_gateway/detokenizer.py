@@ -1,4 +1,4 @@
-"""The process's one DetokenizeStream: every stream's new tokens of a step travel in one message.
+"""Text by the tokenizer: the new tokens of every stream of a step travel in one message of one DetokenizeStream.
 
 One job: batch tokens out, hand texts back in order, and survive the tokenizer. At most two batches are under way; what
 comes meanwhile is merged per stream, so that a slow tokenizer costs larger batches, never a longer queue. When a call
@@ -69,7 +69,7 @@ class DetokenizedStream:
         self.handle, self.request, self.sequence = handle, request, sequence
 
 
-class Detokenizer:
+class RemoteDetokenizer:
     """Feeds sequences' tokens to a tokenizer replica and delivers their texts to the sequences."""
 
     def __init__(self, replicas: ReplicaSource, *, resume_timeout_s: float = 30.0) -> None:

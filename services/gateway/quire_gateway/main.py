@@ -8,7 +8,9 @@ from quire.admin.v1.admin_service_pb2_grpc import add_AdminServicer_to_server
 from quire.inference.v1.inference_service_pb2_grpc import add_InferenceServicer_to_server
 from quire.scheduler.v1 import serve_pb2
 from quire_gateway.admission import Admission
-from quire_gateway.detokenizer import Detokenizer
+from quire_gateway.byte_detokenizer import ByteDetokenizer
+from quire_gateway.detokenizer import RemoteDetokenizer
+from quire_gateway.detokenizing import Detokenizer, joins_bytes
 from quire_gateway.generation import Generator
 from quire_gateway.metrics import GatewayMetrics
 from quire_gateway.models import ServedModel
@@ -19,7 +21,7 @@ from quire_gateway.scheduler_connection import SchedulerConnection
 from quire_gateway.scheduler_pool import SchedulerPool
 from quire_gateway.servicers import admin, inference, openai
 from quire_gateway.settings import GatewaySettings
-from quire_gateway.tokenizer_client import TokenizerClient
+from quire_gateway.tokenizer_client import TokenizerClient, TokenizerInfo
 from quire_servicekit.channel import connect
 from quire_servicekit.metrics import Metrics
 from quire_servicekit.server import ServiceServer, add
@@ -51,9 +53,9 @@ class Gateway:
             call_timeout_s=settings.tokenize_timeout_s,
             on_change=self._on_change,
         )
-        self.detokenizer = Detokenizer(self.tokenizer, resume_timeout_s=settings.resume_timeout_s)
+        self._is_chosen = False
         self.pool = SchedulerPool(
-            self.detokenizer,
+            RemoteDetokenizer(self.tokenizer, resume_timeout_s=settings.resume_timeout_s),
             resume_timeout_s=settings.resume_timeout_s,
             refusal_of=self._refusal_of,
             on_change=self._on_change,
@@ -69,6 +71,11 @@ class Gateway:
         )
         self._add_servicers()
 
+    @property
+    def detokenizer(self) -> Detokenizer:
+        """Who makes text of tokens; settled before the first engine is connected."""
+        return self.pool.detokenizer
+
     async def start(self) -> None:
         """Listen, and connect in the background."""
         self.metrics.waiting_for_engine.set_function(lambda: self.pool.num_parked)
@@ -76,7 +83,6 @@ class Gateway:
         await self.server.start()
         self.readiness.start()
         self.tokenizer.start()
-        self.detokenizer.start()
         for address in self.settings.schedulers:
             self.pool.add(SchedulerConnection(address, self._channels[address], self._hello, self.pool))
 
@@ -106,7 +112,20 @@ class Gateway:
     async def _hello(self) -> serve_pb2.Hello:
         # Only with a tokenizer can an engine be checked against it, and tokens be text.
         info = await self.tokenizer.wait_known()
+        self._choose_detokenizer(info)
         return serve_pb2.Hello(gateway_id=self.settings.gateway_id, tokenizer_fingerprint=info.fingerprint)
+
+    def _choose_detokenizer(self, info: TokenizerInfo) -> None:
+        if self._is_chosen:
+            return
+        if joins_bytes(self.settings.detokenize, info.is_text_bytes):
+            self.pool.detokenizer = ByteDetokenizer(
+                info.vocabulary,
+                special_token_ids=info.special_token_ids,
+                num_leading_spaces_stripped=info.num_leading_spaces_stripped,
+            )
+        self.detokenizer.start()
+        self._is_chosen = True
 
     def _refusal_of(self, model: ServedModel) -> str | None:
         """An engine whose model has fewer token ids than the tokenizer would be asked for rows it does not have."""

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from quire.model.v1 import model_pb2
 from quire.scheduler.v1 import serve_pb2
 from quire_gateway.active_request import ActiveRequest
-from quire_gateway.detokenizer import Detokenizer
+from quire_gateway.detokenizing import Detokenizer
 from quire_gateway.models import ServedModel
 from quire_gateway.routing import Replica, RoutingPolicy, affinity_key, choose
 from quire_gateway.scheduler_connection import SchedulerConnection
@@ -53,7 +53,8 @@ class SchedulerPool:
         refusal_of: why an engine with that model cannot be used, or None. on_change: the set of connected engines
         changed. on_resume: requests were moved after a loss.
         """
-        self._detokenizer = detokenizer
+        #: Who makes text of tokens; may be changed only while there are no requests.
+        self.detokenizer = detokenizer
         self._resume_timeout_s, self._routing = resume_timeout_s, routing or RoutingPolicy()
         self._refusal_of, self._on_change, self._on_resume = refusal_of, on_change, on_resume
         self._connections: dict[str, SchedulerConnection] = {}
@@ -124,7 +125,7 @@ class SchedulerPool:
         """Place a request. Its outcome, errors included, comes through its outlet."""
         if request.spec.detokenize:
             for sequence in request.sequences:
-                self._detokenizer.open(request, sequence)
+                self.detokenizer.open(request, sequence)
         self._place(request)
 
     def release(self, request: ActiveRequest) -> None:
@@ -137,7 +138,7 @@ class SchedulerPool:
         if connection is not None:
             connection.forget(request, abort=not all(s.is_engine_done for s in request.sequences))
         for sequence in request.sequences:
-            self._detokenizer.drop(sequence)
+            self.detokenizer.drop(sequence)
 
     # ---- Placing -----------------------------------------------------------------------------------------------
 
@@ -256,7 +257,7 @@ class SchedulerPool:
                 request = requests.get(row.handle)
                 if request is not None:
                     self._apply(connection, request, row, frame.sampled_at_unix_us)
-            self._detokenizer.flush()
+            self.detokenizer.flush()
         for rejection in frame.rejections:
             request = requests.get(rejection.handle)
             if request is not None:
@@ -282,9 +283,12 @@ class SchedulerPool:
             connection.num_dispatched -= 1
             request.num_on_engine -= 1
         if request.spec.detokenize:
-            self._detokenizer.feed(sequence, row.token_ids, row.logprobs, sampled_at_unix_us, reason)
+            self.detokenizer.feed(sequence, row.token_ids, row.logprobs, sampled_at_unix_us, reason)
         else:
             sequence.deliver("", row.token_ids, row.logprobs, sampled_at_unix_us, reason)
+        if request.is_closed:
+            # Its text was delivered at once and held a stop text: nothing is left to say.
+            return
         error = error_of_finish(row.finish_reason) if row.finish_reason else None
         if error is not None:
             connection.forget(request, abort=True)

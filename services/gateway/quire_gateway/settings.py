@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from pydantic import Field
 
+from quire_gateway.detokenizing import DetokenizeMode
 from quire_servicekit.settings import CommaList, ServiceSettings
 
 
@@ -44,6 +45,10 @@ class GatewaySettings(ServiceSettings):
     )
     tokenize_timeout_s: float = Field(
         60.0, gt=0, description="How long one tokenizer replica may take for one call, in seconds."
+    )
+    detokenize: DetokenizeMode = Field(
+        "auto",
+        description="Who joins text: gateway (vocabularies of bytes only), tokenizer, or auto (the gateway if it can).",
     )
     unready_after_s: float = Field(
         2.0, ge=0, description="How long an engine or tokenizer may be gone before this reports NOT_SERVING."

@@ -38,6 +38,9 @@ class TokenizerInfo:
     special_token_ids: frozenset[int] = frozenset()
     #: Bytes of each token's text.
     vocabulary: tuple[bytes, ...] = field(default=(), repr=False)
+    #: A text is its tokens' bytes, without so many spaces at its start.
+    is_text_bytes: bool = False
+    num_leading_spaces_stripped: int = 0
 
 
 class _Replica:
@@ -217,6 +220,8 @@ class TokenizerClient:
                 max_text_chars=response.max_text_chars,
                 special_token_ids=frozenset(response.special_token_ids),
                 vocabulary=tuple(response.vocabulary),
+                is_text_bytes=response.text_scheme == vocabulary_pb2.TEXT_SCHEME_BYTES,
+                num_leading_spaces_stripped=response.num_leading_spaces_stripped,
             )
         elif response.fingerprint != self.info.fingerprint:
             raise FingerprintMismatch("tokenizer", self.info.fingerprint, response.fingerprint)

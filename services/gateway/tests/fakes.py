@@ -33,8 +33,14 @@ VOCABULARY = [bytes([value]) for value in range(256)] + [b"<eos>", b"<bos>"]
 class FakeTokenizer(tokenizer_service_pb2_grpc.TokenizerServicer):
     """Bytes as tokens."""
 
-    def __init__(self, *, fingerprint: str = "f" * 64, vocab_size: int = VOCAB_SIZE) -> None:
+    def __init__(
+        self, *, fingerprint: str = "f" * 64, vocab_size: int = VOCAB_SIZE, is_text_bytes: bool = False
+    ) -> None:
+        """is_text_bytes: tell gateways that they may join text themselves."""
         self.fingerprint, self.vocab_size = fingerprint, vocab_size
+        self.text_scheme = (
+            vocabulary_pb2.TEXT_SCHEME_BYTES if is_text_bytes else vocabulary_pb2.TEXT_SCHEME_UNSPECIFIED
+        )
         self.has_chat_template = True
         self.num_streams = 0
         self.num_batches = 0
@@ -88,6 +94,7 @@ class FakeTokenizer(tokenizer_service_pb2_grpc.TokenizerServicer):
             vocabulary=VOCABULARY if request.with_vocabulary else [],
             has_chat_template=self.has_chat_template,
             max_text_chars=10_000,
+            text_scheme=self.text_scheme,
         )
 
     async def DetokenizeStream(

@@ -30,7 +30,8 @@ def test_the_settings_are_these() -> None:
     own = set(GatewaySettings.model_fields) - set(GatewaySettings.__mro__[1].model_fields)
     assert own == {
         "tokenizers", "schedulers", "gateway_id", "max_in_flight", "max_in_flight_per_tenant", "accept_grace_s",
-        "resume_timeout_s", "tokenize_timeout_s", "unready_after_s", "coalesce_duty", "coalesce_max_wait_ms",
+        "resume_timeout_s", "tokenize_timeout_s", "unready_after_s", "detokenize", "coalesce_duty",
+        "coalesce_max_wait_ms",
     }  # fmt: skip
 
 
