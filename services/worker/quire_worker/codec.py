@@ -77,7 +77,7 @@ def progress_to_message(
     progress: LoadProgress, model: ModelDescription | None = None
 ) -> lifecycle_pb2.LoadModelResponse:
     """One report of a load; with the model it is the last."""
-    phase = lifecycle_pb2.LoadPhase.ValueType(int(progress.phase))
+    phase = lifecycle_pb2.LoadPhase.Name(int(progress.phase))
     message = lifecycle_pb2.LoadModelResponse(phase=phase, done=progress.done, total=progress.total)
     if model is not None:
         message.model.CopyFrom(model_to_message(model))

@@ -6,7 +6,6 @@ Owns the state machine; knows nothing of gRPC, and of the executor only that loa
 from __future__ import annotations
 
 import asyncio
-import functools
 import secrets
 from collections.abc import AsyncIterator, Callable
 from enum import IntEnum
@@ -122,7 +121,10 @@ class Lifecycle:
 
     async def _load(self, source: ModelSource) -> None:
         loop = asyncio.get_running_loop()
-        report = functools.partial(loop.call_soon_threadsafe, self._report)
+
+        def report(progress: LoadProgress) -> None:
+            loop.call_soon_threadsafe(self._report, progress)
+
         try:
             self.model = await asyncio.to_thread(self._executor.load, source, report)
         except Exception as error:  # noqa: BLE001 - kept as the state's failure and raised to whoever joins
