@@ -32,7 +32,8 @@ def main(report: Report, sweep: bool) -> None:
         lengths = lengths[torch.randperm(seqs)].cuda()
         blocks = -(-longest // 16)
         num_bytes = int(lengths.sum()) * 2 * kv_heads * 128 * 2
-        layers = max(2, min(16, int(2e9 // num_bytes)))
+        # Far more than the L2 cache holds: a few small pools would be read from it, and favour other plans.
+        layers = max(2, min(256, int(3e8 // num_bytes)))
         tables = (torch.randperm(seqs * blocks).int() + 1).view(seqs, blocks).cuda()
         shape = (seqs * blocks + 1, 2, kv_heads, 16, 128)
         pools = [torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(layers)]

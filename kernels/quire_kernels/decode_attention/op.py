@@ -43,7 +43,8 @@ def default_plan(num_seqs: int, kv_heads: int) -> Plan:
     """A plan by the number of programs that the batch alone gives; measured on one H200."""
     programs = num_seqs * kv_heads
     if programs <= 64:
-        return Plan(16, 256, 128, 4, 3)
+        # Short contexts, too: a split is one trip to memory, and the next layer's keys are never in the cache.
+        return Plan(16, 64, 64, 4, 3)
     if programs <= 256:
         return Plan(4 if programs <= 128 else 2, 256, 64, 2, 3)
     if programs <= 1024:
