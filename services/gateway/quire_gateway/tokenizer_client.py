@@ -197,7 +197,7 @@ class TokenizerClient:
             try:
                 self._admit(replica, await self._describe(replica))
                 num_failures = 0
-                await replica.lost.wait()
+                await self._watch(replica)
             except (grpc.aio.AioRpcError, FingerprintMismatch) as failure:
                 num_failures += 1
                 reason = failure.details() if isinstance(failure, grpc.aio.AioRpcError) else failure.message
@@ -205,6 +205,18 @@ class TokenizerClient:
                     log.warning("tokenizer not usable", address=replica.address, reason=reason)
                 replica.last_reason = reason or ""
                 await asyncio.sleep(_BACKOFF_S[min(num_failures, len(_BACKOFF_S)) - 1])
+
+    async def _watch(self, replica: _Replica) -> None:
+        """Return when the replica is lost: a call to it failed, or its connection broke while no call was under way."""
+        lost = asyncio.ensure_future(replica.lost.wait())
+        broken = asyncio.ensure_future(_until_disconnected(replica.channel))
+        try:
+            await asyncio.wait((lost, broken), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            lost.cancel()
+            broken.cancel()
+            await asyncio.gather(lost, broken, return_exceptions=True)
+        self.mark_failed(replica.address)
 
     async def _describe(self, replica: _Replica) -> vocabulary_pb2.GetTokenizerResponse:
         # The vocabulary is large: only the first replica is asked for it, the others have the same fingerprint.
@@ -230,6 +242,12 @@ class TokenizerClient:
         replica.is_usable, replica.last_reason = True, ""
         self._changed.set()
         self._on_change()
+
+
+async def _until_disconnected(channel: grpc.aio.Channel) -> None:
+    """Return when a connected channel is so no more; a reconnect counts as well."""
+    while channel.get_state() is grpc.ChannelConnectivity.READY:
+        await channel.wait_for_state_change(grpc.ChannelConnectivity.READY)
 
 
 def _for_client(error: QuireError) -> QuireError:

@@ -121,6 +121,16 @@ async def test_a_killed_tokenizer_pauses_no_stream(make_suite: Any) -> None:
     await _until(lambda: _idle(suite))
 
 
+async def test_a_dead_tokenizer_is_noticed_without_a_call(make_suite: Any) -> None:
+    """The gateway stops saying that it serves when its only tokenizer dies, and says so again when it is back."""
+    suite = await make_suite(tokenizers=[FakeTokenizer(is_text_bytes=True)], unready_after_s=0.05)
+    for _ in range(2):
+        await suite.tokenizers[0].kill()
+        await _until(lambda: not suite.gateway.server.health.ready)
+        await suite.tokenizers[0].start()
+        await _until(lambda: suite.gateway.server.health.ready)
+
+
 async def test_a_lost_engine_repeats_and_loses_no_text(make_suite: Any) -> None:
     """A stream that moves to another engine goes on inside the character where it was."""
     text = "Füße 世界 👋🏽 " * 5
