@@ -14,9 +14,11 @@ from quire_worker.cuda.runner import DeviceRunner
 from quire_worker.slots import SlotLimits
 from quire_worker.step import NewSequence, SamplingParams, StepPlan
 
-_DECODES: Final = (0, 1, 2, 9, 16, 33, 48)
+_DECODES: Final = (0, 1, 2, 16)
 _PREFILLS: Final = (1, 2, 16)
 _LENGTHS: Final = (7, 16, 300)
+# Operations change plans at powers of two: in each interval between them a multiple of sixteen and another number.
+_MANY_DECODES: Final = (3, 5, 9, 17, 32, 33, 64, 65, 128, 129, 208, 257, 496)
 _PLAIN: Final = SamplingParams(temperature=1.0)
 _FILTERED: Final = SamplingParams(temperature=1.0, top_p=0.9)
 
@@ -35,7 +37,11 @@ def run_all(runner: DeviceRunner, limits: SlotLimits, max_tokens: int) -> int:
 
 def _plans(limits: SlotLimits, max_tokens: int) -> Iterator[tuple[list[int], list[int], list[NewSequence]]]:
     """Slots, token counts and sequences of each step."""
-    for decodes, prefills, length, sampling in product(_DECODES, _PREFILLS, _LENGTHS, (_PLAIN, _FILTERED)):
+    kinds = [
+        *product(_DECODES, _PREFILLS, _LENGTHS, (_PLAIN, _FILTERED)),
+        *product(_MANY_DECODES, (1,), (16,), (_PLAIN,)),
+    ]
+    for decodes, prefills, length, sampling in kinds:
         rows = decodes + prefills
         if (
             rows > limits.max_num_seqs
