@@ -1,7 +1,7 @@
 """A decoder's operations on the device: norms wait until it is known what they can be fused with.
 
-`norm` computes nothing: it says that a linear layer wants its input normed. The fewest rows go through kernels that norm
-on the way, add the residual and gate; somewhat more through kernels that do all that but the norm; many through a
+`norm` computes nothing: it says that a linear layer wants its input normed. The fewest rows go through kernels that
+norm on the way, add the residual and gate; somewhat more through kernels that do all that but the norm; many through a
 residual-add-and-norm kernel and the library's matrix product.
 """
 
