@@ -144,7 +144,8 @@ def _finish(out, out_stride, partial, stats, counters, sinks, sequence, group, s
                 tl.store(place, result.to(out.dtype.element_ty), mask=d < D)
 
 
-@triton.jit
+# One compiled kernel for every number of sequences: Triton would make others for 1 and for multiples of 16.
+@triton.jit(do_not_specialize=["num_seqs"])
 def _decode_kernel(
     qkv, qkv_stride, pool, seq_lens, table_rows, block_tables, table_stride, cos, sin, q_norm, k_norm, eps, sinks,
     out, out_stride, partial, stats, counters, num_seqs, qk_scale, soft_cap, window, split_tokens,

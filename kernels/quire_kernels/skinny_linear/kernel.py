@@ -22,7 +22,8 @@ import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 
-@triton.jit
+# One compiled kernel for every number of rows: Triton would make others for 1 and for multiples of 16.
+@triton.jit(do_not_specialize=["m"])
 def _skinny_kernel(
     x, x_stride, weight, weight_stride, residual, residual_stride, bias, out, out_stride, partial, counters, m, N, K,
     split_chunks, MP: tl.constexpr, OUTS: tl.constexpr, CHUNK: tl.constexpr, SPLITS: tl.constexpr,

@@ -23,7 +23,8 @@ COLUMNS = 5
 RECORD = 8
 
 
-@triton.jit
+# One compiled kernel for every number of rows: Triton would make others for 1 and for multiples of 16.
+@triton.jit(do_not_specialize=["num_rows"])
 def _prepare_kernel(
     packed, tokens, token_stride, num_computed, tables, table_stride, token_ids, positions, slot_mapping,
     query_start_loc, seq_lens, table_rows, sample_rows, num_rows,
