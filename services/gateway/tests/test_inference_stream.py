@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -47,6 +47,11 @@ class OneGeneration:
     async def run(self, requests: Any, call: Any, **options: Any) -> AsyncIterator[Generation]:
         """The generation."""
         yield self.generation
+
+    @contextmanager
+    def reading(self, route: str, call: Any) -> Iterator[None]:
+        """Reading a body refuses nothing here."""
+        yield
 
     def deliver(self, index: int, token_id: int, reason: FinishReason | None = None) -> None:
         """One token of a sequence, the last one with a reason."""
