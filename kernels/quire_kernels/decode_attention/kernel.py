@@ -112,7 +112,11 @@ def _finish(out, out_stride, partial, stats, counters, sinks, sequence, group, s
             sink = tl.load(sinks + head, mask=rows < R, other=0.0).to(tl.float32) * 1.4426950408889634
             total += tl.exp2(sink - peak)
         place = out + sequence.to(tl.int64) * out_stride + head[:, None] * D + d[None, :]
-        tl.store(place, (acc / total[:, None]).to(out.dtype.element_ty), mask=(rows < R)[:, None] & (d < D)[None, :])
+        tl.store(
+            place,
+            (acc / total[:, None]).to(out.dtype.element_ty),
+            mask=(rows < R)[:, None] & (d < D)[None, :],
+        )
     else:
         share = (sequence * H + head) * P + split
         mine = partial + share[:, None].to(tl.int64) * D + d[None, :]
@@ -129,7 +133,9 @@ def _finish(out, out_stride, partial, stats, counters, sinks, sequence, group, s
             for row in tl.static_range(R):
                 shares = (sequence * H + group * R + row) * P + splits
                 peaks = tl.load(stats + shares, mask=there, other=float("-inf"), cache_modifier=".cg")
-                totals = tl.load(stats + num_seqs * H * P + shares, mask=there, other=0.0, cache_modifier=".cg")
+                totals = tl.load(
+                    stats + num_seqs * H * P + shares, mask=there, other=0.0, cache_modifier=".cg"
+                )
                 values = tl.load(
                     partial + shares[:, None].to(tl.int64) * D + d[None, :],
                     mask=there[:, None] & (d < D)[None, :], other=0.0, cache_modifier=".cg",
@@ -138,7 +144,9 @@ def _finish(out, out_stride, partial, stats, counters, sinks, sequence, group, s
                 weights = tl.exp2(peaks - top)
                 whole = tl.sum(weights * totals, axis=0)
                 if SINKS:
-                    whole += tl.exp2(tl.load(sinks + group * R + row).to(tl.float32) * 1.4426950408889634 - top)
+                    whole += tl.exp2(
+                        tl.load(sinks + group * R + row).to(tl.float32) * 1.4426950408889634 - top
+                    )
                 result = tl.sum(values * weights[:, None], axis=0) / whole
                 place = out + sequence.to(tl.int64) * out_stride + (group * R + row) * D + d
                 tl.store(place, result.to(out.dtype.element_ty), mask=d < D)
@@ -199,12 +207,16 @@ def _decode_kernel(
         if split == active - 1:
             # The new token's own key and value: into the pool for later steps, and into the sums from here.
             one = tl.arange(0, 1)
-            key = rotated(token + (H + group) * D, k_norm, one, one < 1, cos, sin, length - 1, eps, D, DP, HEAD_NORM)
+            key = rotated(
+                token + (H + group) * D, k_norm, one, one < 1, cos, sin, length - 1, eps, D, DP, HEAD_NORM
+            )
             key = key.to(pool.dtype.element_ty)
             value = tl.load(token + (H + G + group) * D + d, mask=d < D, other=0.0).to(pool.dtype.element_ty)
             block = tl.load(table + last // B).to(tl.int64)
             place = ((block * 2 * G + group) * B + last % B) * D
-            tl.store(pool + place + one[:, None] * D + d[None, :], key, mask=(one < 1)[:, None] & (d < D)[None, :])
+            tl.store(
+                pool + place + one[:, None] * D + d[None, :], key, mask=(one < 1)[:, None] & (d < D)[None, :]
+            )
             tl.store(pool + place + G * B * D + d, value, mask=d < D)
             score = tl.sum(q.to(tl.float32) * key.to(tl.float32), axis=1) * qk_scale
             peak = _capped(score, soft_cap, SOFT_CAP)

@@ -45,7 +45,9 @@ def _gemv_kernel(
         if GATED:
             up_chunk = ahead_up
         if at + CHUNK < K:
-            ahead = tl.load(rows + (at + CHUNK), mask=at + CHUNK + k < K, other=0.0, eviction_policy="evict_first")
+            ahead = tl.load(
+                rows + (at + CHUNK), mask=at + CHUNK + k < K, other=0.0, eviction_policy="evict_first"
+            )
             if GATED:
                 ahead_up = tl.load(
                     up_rows + (at + CHUNK), mask=at + CHUNK + k < K, other=0.0, eviction_policy="evict_first"

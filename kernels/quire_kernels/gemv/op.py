@@ -59,8 +59,16 @@ def gemv(
     stands for. Products and sums are float32.
     """
     num_outputs, num_inputs = out.shape[-1], weight.shape[1]
-    if x.shape != (1, num_inputs) or out.dim() != 2 or len(out) != 1 or x.stride(1) != 1 or out.stride(1) != 1:
-        raise ValueError(f"x {list(x.shape)} and out {list(out.shape)} must be one row each for {list(weight.shape)}")
+    if (
+        x.shape != (1, num_inputs)
+        or out.dim() != 2
+        or len(out) != 1
+        or x.stride(1) != 1
+        or out.stride(1) != 1
+    ):
+        raise ValueError(
+            f"x {list(x.shape)} and out {list(out.shape)} must be one row each for {list(weight.shape)}"
+        )
     if weight.shape[0] != num_outputs * (2 if gated else 1) or weight.stride(1) != 1:
         raise ValueError(f"weight {list(weight.shape)} does not give {num_outputs} outputs, gated {gated}")
     vectors = {"norm": (norm, num_inputs), "residual": (residual, num_outputs), "bias": (bias, num_outputs)}

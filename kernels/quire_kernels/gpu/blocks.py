@@ -23,7 +23,9 @@ def filled_pool(
     num_blocks = 1 + sum(counts)
     order = torch.randperm(num_blocks - 1, generator=generator, device=device, dtype=torch.int32) + 1
     tables = torch.full((len(counts), max([1, *counts])), 1 << 29, dtype=torch.int32, device=device)
-    pool = torch.full((num_blocks, 2, kv_heads, block_size, head_dim), float("nan"), dtype=dtype, device=device)
+    pool = torch.full(
+        (num_blocks, 2, kv_heads, block_size, head_dim), float("nan"), dtype=dtype, device=device
+    )
     start = 0
     for row, (count, tokens) in enumerate(zip(counts, cached, strict=True)):
         tables[row, :count] = order[start : start + count]

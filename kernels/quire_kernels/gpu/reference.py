@@ -7,7 +7,9 @@ import torch
 from quire_kernels.gpu.rope import Rope
 
 
-def rotate_reference(heads: torch.Tensor, rope: Rope, position: int, norm: torch.Tensor | None) -> torch.Tensor:
+def rotate_reference(
+    heads: torch.Tensor, rope: Rope, position: int, norm: torch.Tensor | None
+) -> torch.Tensor:
     """heads [n, D] of the token at a position, normed and rotated, in float64."""
     wide = heads.double()
     if norm is not None:

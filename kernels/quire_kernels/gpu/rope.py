@@ -19,8 +19,14 @@ class Rope:
     eps: float = 0.0
 
     def __post_init__(self) -> None:
-        if self.cos.dtype != torch.float32 or self.sin.dtype != torch.float32 or self.cos.shape != self.sin.shape:
-            raise ValueError(f"cos and sin must be float32 of one shape, got {self.cos.dtype} {list(self.cos.shape)}")
+        if (
+            self.cos.dtype != torch.float32
+            or self.sin.dtype != torch.float32
+            or self.cos.shape != self.sin.shape
+        ):
+            raise ValueError(
+                f"cos and sin must be float32 of one shape, got {self.cos.dtype} {list(self.cos.shape)}"
+            )
         if not self.cos.is_contiguous() or not self.sin.is_contiguous():
             raise ValueError("cos and sin must be contiguous")
         if (self.q_norm is None) != (self.k_norm is None):

@@ -15,7 +15,11 @@ from numpy.typing import NDArray
 from quire_kernels.cpu.layout import KINDS, QUANT_BLOCK
 
 BLOCK_BYTES = {"q8_0": 34, "q4_1": 20}
-PLAIN_DTYPES: dict[str, np.dtype[Any]] = {"f32": np.dtype(np.float32), "f16": np.dtype(np.uint16), "bf16": np.dtype(np.uint16)}
+PLAIN_DTYPES: dict[str, np.dtype[Any]] = {
+    "f32": np.dtype(np.float32),
+    "f16": np.dtype(np.uint16),
+    "bf16": np.dtype(np.uint16),
+}
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,9 @@ class PrefillCase:
         pool, tables = filled_pool(
             lengths, lengths, self.kv_heads, self.block_size, self.head_dim, dtype, generator
         )
-        starts = torch.tensor([self.first_row, *(count for count, _ in self.sequences)]).cumsum(0).to(torch.int32)
+        starts = (
+            torch.tensor([self.first_row, *(count for count, _ in self.sequences)]).cumsum(0).to(torch.int32)
+        )
         width = (self.num_heads + 2 * self.kv_heads) * self.head_dim
         count = len(self.sequences)
         return {

@@ -64,8 +64,12 @@ def prefill_attention(
     if any(x.dtype != torch.int32 for x in (query_start_loc, seq_lens, table_rows, block_tables)):
         raise ValueError("query_start_loc, seq_lens, table_rows and block_tables must be int32")
     if not len(query_start_loc) == len(seq_lens) + 1 == len(table_rows) + 1:
-        raise ValueError(f"{len(seq_lens)} lengths with {len(query_start_loc)} starts, {len(table_rows)} table rows")
-    check_device("prefill_attention", qkv, pool, query_start_loc, seq_lens, table_rows, block_tables, out, sinks)
+        raise ValueError(
+            f"{len(seq_lens)} lengths with {len(query_start_loc)} starts, {len(table_rows)} table rows"
+        )
+    check_device(
+        "prefill_attention", qkv, pool, query_start_loc, seq_lens, table_rows, block_tables, out, sinks
+    )
     if len(seq_lens) == 0 or max_query_len == 0:
         return
     chosen = plan or default_plan(head_dim, qkv.element_size())

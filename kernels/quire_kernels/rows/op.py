@@ -10,7 +10,11 @@ from quire_kernels.rows import kernel
 
 def gather_rows(table: torch.Tensor, indices: torch.Tensor, out: torch.Tensor, *, pdl: bool = False) -> None:
     """out [R, size] = table [N, size] at int32 indices [R], which are not checked: they are on the device."""
-    if indices.dtype != torch.int32 or out.shape != (len(indices), table.shape[1]) or out.dtype != table.dtype:
+    if (
+        indices.dtype != torch.int32
+        or out.shape != (len(indices), table.shape[1])
+        or out.dtype != table.dtype
+    ):
         raise ValueError(
             f"out {out.dtype} {list(out.shape)} must hold {len(indices)} rows of {table.dtype} {list(table.shape)},"
             f" by int32 and not {indices.dtype}"

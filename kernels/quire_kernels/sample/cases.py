@@ -73,7 +73,9 @@ class SampleCase:
         """Slot i has i + 5 tokens, all computed."""
         known = torch.arange(slots, dtype=torch.int32, device=device) + 5
         empty = torch.zeros(slots, slots + 8, dtype=torch.int32, device=device)
-        return SlotTables(empty, known, known.clone(), torch.zeros(slots, 1, dtype=torch.int32, device=device))
+        return SlotTables(
+            empty, known, known.clone(), torch.zeros(slots, 1, dtype=torch.int32, device=device)
+        )
 
 
 CASES = [

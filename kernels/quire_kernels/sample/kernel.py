@@ -118,7 +118,9 @@ def _threshold_kernel(
             key = tl.maximum(key, found)
         if top_p < 1.0:
             count, _, _, total, _, _ = _masses(row, size, temperature, peak, key, key, key, BLOCK)
-            key = _search(row, size, temperature, peak, key, count, tl.maximum(top_p * total, 1.0e-30), True, BLOCK)
+            key = _search(
+                row, size, temperature, peak, key, count, tl.maximum(top_p * total, 1.0e-30), True, BLOCK
+            )
         threshold = (key ^ ((key >> 31) & 0x7FFFFFFF)).to(tl.float32, bitcast=True)
     tl.store(thresholds + index, threshold)
 
@@ -177,7 +179,9 @@ def _draw_kernel(
             tl.store(counters + index, 0)
             all_chunks = tl.arange(0, CHUNKS)
             there = all_chunks < chunks
-            bests = tl.load(best + index * CHUNKS + all_chunks, mask=there, other=float("-inf"), cache_modifier=".cg")
+            bests = tl.load(
+                best + index * CHUNKS + all_chunks, mask=there, other=float("-inf"), cache_modifier=".cg"
+            )
             winner = tl.argmax(bests, axis=0, tie_break_left=True)
             token = tl.load(where + index * CHUNKS + winner, cache_modifier=".cg")
             tl.store(out + index, token)
@@ -187,7 +191,11 @@ def _draw_kernel(
 
 
 def launch_thresholds(
-    logits: torch.Tensor, slots: torch.Tensor, table: Any, thresholds: torch.Tensor, options: dict[str, object]
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    table: Any,
+    thresholds: torch.Tensor,
+    options: dict[str, object],
 ) -> None:
     """Launch once."""
     block = min(8192, triton.next_power_of_2(logits.shape[1]))

@@ -62,7 +62,9 @@ def sample_tokens(
     [slot, num_tokens] = token, num_tokens += 1. No slot may be there twice.
     """
     if logits.dim() != 2 or logits.stride(1) != 1 or len(logits) != len(slots) or out.shape != slots.shape:
-        raise ValueError(f"logits {list(logits.shape)}, slots {list(slots.shape)}, out {list(out.shape)} do not fit")
+        raise ValueError(
+            f"logits {list(logits.shape)}, slots {list(slots.shape)}, out {list(out.shape)} do not fit"
+        )
     if slots.dtype != torch.int32 or out.dtype != torch.int32 or table.seed.dtype != torch.int64:
         raise ValueError("slots and out must be int32, seeds int64")
     if len(slots) > workspace.max_rows:

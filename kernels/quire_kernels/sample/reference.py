@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 from quire_kernels.gumbel_argmax.reference import gumbel_argmax_reference
 
 
-def filter_reference(row: NDArray[np.float32], *, min_p: float, top_k: int, top_p: float) -> NDArray[np.float32]:
+def filter_reference(
+    row: NDArray[np.float32], *, min_p: float, top_k: int, top_p: float
+) -> NDArray[np.float32]:
     """row [V], scaled, with -inf for what min_p, top_k and top_p, in this order, leave out."""
     row = row.copy()
     if min_p > 0.0:
@@ -21,7 +23,9 @@ def filter_reference(row: NDArray[np.float32], *, min_p: float, top_k: int, top_
     if top_p < 1.0:
         descending = np.sort(row[np.isfinite(row)])[::-1]
         mass = np.cumsum(np.exp((descending - descending[0]).astype(np.float64)))
-        row[row < descending[min(int(np.searchsorted(mass, top_p * mass[-1])), len(descending) - 1)]] = -np.inf
+        row[
+            row < descending[min(int(np.searchsorted(mass, top_p * mass[-1])), len(descending) - 1)]
+        ] = -np.inf
     return row
 
 

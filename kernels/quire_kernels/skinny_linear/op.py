@@ -26,7 +26,9 @@ class Plan:
 class SkinnyWorkspace:
     """What splits leave for the one that adds them up. One serves all launches of a stream."""
 
-    def __init__(self, device: torch.device | str, num_floats: int = 1 << 24, num_tiles: int = 1 << 14) -> None:
+    def __init__(
+        self, device: torch.device | str, num_floats: int = 1 << 24, num_tiles: int = 1 << 14
+    ) -> None:
         self.partial = torch.empty(num_floats, device=device, dtype=torch.float32)
         self.counters = torch.zeros(num_tiles, device=device, dtype=torch.int32)
 
@@ -62,7 +64,9 @@ def skinny_linear(
     rows, num_inputs = x.shape
     num_outputs = out.shape[1]
     if not 1 <= rows <= MAX_ROWS or len(out) != rows or weight.shape[1] != num_inputs:
-        raise ValueError(f"x {list(x.shape)}, weight {list(weight.shape)}, out {list(out.shape)}: 1 to {MAX_ROWS} rows")
+        raise ValueError(
+            f"x {list(x.shape)}, weight {list(weight.shape)}, out {list(out.shape)}: 1 to {MAX_ROWS} rows"
+        )
     if weight.shape[0] != num_outputs * (2 if gated else 1):
         raise ValueError(f"weight {list(weight.shape)} does not give {num_outputs} outputs, gated {gated}")
     if any(tensor is not None and tensor.stride(1) != 1 for tensor in (x, weight, out, residual)):

@@ -105,7 +105,9 @@ CASES = [
     StepCase("decodes, one with a new block, and pads", ((5, 16, 1, 1), (0, 40, 1, 0), (7, 0, 1, 1)), pads=3),
     StepCase("only pads", (), pads=2),
     StepCase("prefill of many tiles", ((1, 0, 700, 44),)),
-    StepCase("mixed", ((6, 32, 1, 1), (2, 99, 1, 0), (3, 0, 600, 38), (4, 256, 300, 19), (0, 10, 7, 1)), pads=1),
+    StepCase(
+        "mixed", ((6, 32, 1, 1), (2, 99, 1, 0), (3, 0, 600, 38), (4, 256, 300, 19), (0, 10, 7, 1)), pads=1
+    ),
     StepCase("blocks ahead of need", ((1, 0, 20, 140),)),
     StepCase("blocks of 32", ((1, 31, 40, 2), (2, 64, 1, 1)), block_size=32),
 ]

@@ -87,7 +87,9 @@ def _advance_kernel(packed, num_computed, seq_lens, PDL: tl.constexpr):
 
 
 @triton.jit
-def _place_kernel(packed, tokens, token_stride, num_tokens, num_computed, tables, table_stride, TILE: tl.constexpr):
+def _place_kernel(
+    packed, tokens, token_stride, num_tokens, num_computed, tables, table_stride, TILE: tl.constexpr
+):
     record = packed + tl.program_id(0) * 8
     slot = tl.load(record).to(tl.int64)
     known = tl.load(record + 1)

@@ -67,7 +67,9 @@ def prepare_step(
     """
     slots = len(tables.num_tokens)
     if packed.dtype != torch.int32 or packed.dim() != 1 or len(packed) < HEADER + COLUMNS * slots:
-        raise ValueError(f"packed must be int32 with room for {slots} slots, got {packed.dtype} {list(packed.shape)}")
+        raise ValueError(
+            f"packed must be int32 with room for {slots} slots, got {packed.dtype} {list(packed.shape)}"
+        )
     if not 0 <= num_rows <= len(inputs.seq_lens):
         raise ValueError(f"num_rows must be within 0..{len(inputs.seq_lens)}, got {num_rows}")
     check_device("prepare_step", packed, tables.token_ids, inputs.token_ids)
@@ -87,7 +89,11 @@ def place_sequences(
     offset of the block ids, 0, 0; offsets count from the buffer's start. max_tokens, max_blocks: no sequence has more.
     """
     if packed.dtype != torch.int32 or len(packed) < num_sequences * kernel.RECORD:
-        raise ValueError(f"packed must be int32 with {num_sequences} records, got {packed.dtype} {list(packed.shape)}")
+        raise ValueError(
+            f"packed must be int32 with {num_sequences} records, got {packed.dtype} {list(packed.shape)}"
+        )
     check_device("place_sequences", packed, tables.token_ids)
     if num_sequences:
-        kernel.launch_place(packed, tables, num_sequences=num_sequences, longest=max(1, max_tokens, max_blocks))
+        kernel.launch_place(
+            packed, tables, num_sequences=num_sequences, longest=max(1, max_tokens, max_blocks)
+        )

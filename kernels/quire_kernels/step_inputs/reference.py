@@ -9,7 +9,13 @@ from quire_kernels.step_inputs.op import Inputs, Tables
 
 
 def prepare_step_reference(
-    packed: torch.Tensor, tables: Tables, inputs: Inputs, *, num_rows: int, max_query_len: int, block_size: int
+    packed: torch.Tensor,
+    tables: Tables,
+    inputs: Inputs,
+    *,
+    num_rows: int,
+    max_query_len: int,
+    block_size: int,
 ) -> None:
     """See op.prepare_step."""
     del max_query_len
@@ -25,7 +31,9 @@ def prepare_step_reference(
             continue
         start = int(tables.num_computed[slot])
         held = -(-start // block_size)
-        tables.block_tables[slot, held : held + num_blocks] = packed.new_tensor(blocks[offset : offset + num_blocks])
+        tables.block_tables[slot, held : held + num_blocks] = packed.new_tensor(
+            blocks[offset : offset + num_blocks]
+        )
         positions = torch.arange(start, start + count, device=packed.device)
         ids = tables.block_tables[slot, positions // block_size].long()
         mapping = ids * block_size + positions % block_size
