@@ -35,8 +35,10 @@ class Pacer:
     def add(self, item: Wakeable) -> None:
         """`item` has news: wake it in the next burst. Callers add an item once until it has been woken."""
         self._waiting.append(item)
-        if self._is_scheduled:
-            return
+        if not self._is_scheduled:
+            self._schedule()
+
+    def _schedule(self) -> None:
         self._is_scheduled = True
         wait_s = self._not_before - self._loop.time()
         if wait_s > 0:
@@ -47,14 +49,16 @@ class Pacer:
 
     def _burst(self) -> None:
         items, self._waiting = self._waiting, []
-        self._is_scheduled = False
         started = time.thread_time()
-        self._not_before = self._loop.time() + self._max_wait_s
         for item in items:
             item.wake()
-        # The loop runs callbacks in order: this one comes after every stream woken above has begun its write.
+        # The loop runs callbacks in order: this one comes after every stream woken above has begun its write. What is
+        # added before it waits for it: only then is the burst's cost known.
         self._loop.call_soon(self._end_of_burst, started)
 
     def _end_of_burst(self, started: float) -> None:
         wait_s = min((time.thread_time() - started) * self._duty, self._max_wait_s)
         self._not_before = self._loop.time() + wait_s
+        self._is_scheduled = False
+        if self._waiting:
+            self._schedule()

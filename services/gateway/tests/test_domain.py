@@ -294,3 +294,24 @@ async def test_the_pacer_wakes_once_per_burst_and_lets_bursts_grow() -> None:
     assert woken == ["a", "b"]
     await asyncio.sleep(0.05)
     assert woken == ["a", "b", "c"]
+
+
+async def test_news_that_comes_while_a_burst_is_written_waits_for_the_bursts_cost_alone() -> None:
+    """Between a burst and its end the cost is not known yet: that must not cost the next burst the longest wait."""
+    woken: list[str] = []
+    pacer = Pacer(duty=0.0, max_wait_s=30.0)
+
+    class Late:
+        def wake(self) -> None:
+            woken.append("late")
+
+    class First:
+        def wake(self) -> None:
+            woken.append("first")
+            asyncio.get_running_loop().call_soon(pacer.add, Late())
+            pacer.add(Late())
+
+    pacer.add(First())
+    async with asyncio.timeout(5):
+        while woken != ["first", "late", "late"]:
+            await asyncio.sleep(0)
