@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from quire_gateway.structured import Constraint, ReasoningSpan, validate_constraint, validate_reasoning
 from quire_servicekit.errors import InvalidRequest
 
 MAX_LOGIT_BIAS = 300
@@ -61,6 +62,8 @@ class Sampling:
     ignore_eos: bool | None = None
     stop_token_ids: tuple[int, ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
+    constraint: Constraint | None = None
+    reasoning: ReasoningSpan | None = None
 
 
 def validate(sampling: Sampling, vocab_size: int, names: Mapping[str, str] | None = None) -> None:
@@ -81,6 +84,10 @@ def validate(sampling: Sampling, vocab_size: int, names: Mapping[str, str] | Non
             )
     _validate_counts(sampling, vocab_size, called)
     _validate_ids(sampling, vocab_size, called)
+    if sampling.constraint is not None:
+        validate_constraint(sampling.constraint, called.get("constraint", "constraint"))
+    if sampling.reasoning is not None:
+        validate_reasoning(sampling.reasoning, vocab_size, called.get("reasoning", "reasoning"))
 
 
 def _validate_counts(sampling: Sampling, vocab_size: int, called: Mapping[str, str]) -> None:

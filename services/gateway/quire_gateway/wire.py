@@ -18,6 +18,7 @@ from quire_gateway.active_request import ActiveRequest
 from quire_gateway.models import ServedModel
 from quire_gateway.sampling import Sampling
 from quire_gateway.sequences import FinishReason, TokenLogprob
+from quire_gateway.structured_wire import constraint_message, constraint_of, reasoning_message, reasoning_of
 from quire_servicekit.error_details import error_of_code, error_of_status
 from quire_servicekit.errors import DeadlineExceeded, InternalError, QuireError, RequestAborted
 
@@ -46,6 +47,8 @@ def sampling_of(message: sampling_pb2.SamplingParams) -> Sampling:
         logit_bias=dict(message.logit_bias),
         stop_token_ids=tuple(message.stop_token_ids),
         allowed_token_ids=tuple(message.allowed_token_ids),
+        constraint=constraint_of(message.constraint) if message.HasField("constraint") else None,
+        reasoning=reasoning_of(message.reasoning) if message.HasField("reasoning") else None,
     )
 
 
@@ -57,6 +60,8 @@ def sampling_message(sampling: Sampling) -> sampling_pb2.SamplingParams:
         logit_bias=dict(sampling.logit_bias),
         stop_token_ids=sampling.stop_token_ids,
         allowed_token_ids=sampling.allowed_token_ids,
+        constraint=None if sampling.constraint is None else constraint_message(sampling.constraint),
+        reasoning=None if sampling.reasoning is None else reasoning_message(sampling.reasoning),
     )
 
 
