@@ -6,24 +6,14 @@ One job: HTTP status, content type, and the shape {"error": {...}} for every cau
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import orjson
 
+from quire_gateway.http_answer import EVENT_STREAM as EVENT_STREAM
+from quire_gateway.http_answer import JSON as JSON
+from quire_gateway.http_answer import Head as Head
 from quire_servicekit import errors
-
-JSON = "application/json"
-EVENT_STREAM = "text/event-stream"
-
-
-@dataclass(frozen=True, slots=True)
-class Head:
-    """What an HTTP answer begins with; the body's bytes follow."""
-
-    status: int = 200
-    content_type: str = JSON
-    retry_after_s: int | None = None
 
 
 class _Kind(NamedTuple):
