@@ -9,6 +9,7 @@ from quire.inference.v1.inference_service_pb2_grpc import add_InferenceServicer_
 from quire.scheduler.v1 import serve_pb2
 from quire_gateway.admission import Admission
 from quire_gateway.byte_detokenizer import ByteDetokenizer
+from quire_gateway.chat.runner import ChatRunner
 from quire_gateway.detokenizer import RemoteDetokenizer
 from quire_gateway.detokenizing import Detokenizer, joins_bytes
 from quire_gateway.generation import Generator
@@ -63,6 +64,7 @@ class Gateway:
         )
         pacer = Pacer(duty=settings.coalesce_duty, max_wait_s=settings.coalesce_max_wait_ms / 1000)
         self.generator = Generator(self.tokenizer, self.pool, self.admission, pacer, self.metrics)
+        self.chat_runner = ChatRunner(self.generator)
         self.readiness = Readiness(
             lambda: self.pool.is_ready and self.tokenizer.is_ready,
             lambda: self.admission.is_draining,

@@ -1,1 +1,1 @@
-"""Conversations in domain words: what a chat is asked for, and the events of its answer. Every chat dialect stands on it."""
+"""Conversations in domain words: calls, and the events of their answers. Every chat dialect stands on it."""

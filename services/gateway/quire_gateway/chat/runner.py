@@ -1,7 +1,7 @@
 """Runs conversations: from what a client asks to a stream of events.
 
-One job: turn a ChatCall into what the engine runs, choose the parsers of its output, and leave nothing behind. Every chat
-dialect stands on it; it knows none, nor gRPC.
+One job: turn a ChatCall into what the engine runs, choose the parsers of its output, and leave nothing behind. Every
+chat dialect stands on it; it knows none, nor gRPC.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """An answer under way: the engine's news become the events of a conversation.
 
-One job: take what the sequences gained, run it through each choice's parsers, and hand out events. Knows neither gRPC nor
-any dialect's JSON.
+One job: take what the sequences gained, run it through each choice's parsers, and hand out events. Knows neither gRPC
+nor any dialect's JSON.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class ChatStream:
         await self.generation.wait_accepted(timeout_s)
 
     async def events(self) -> AsyncIterator[list[ChatEvent]]:
-        """The events, in lists of what is there at once; ends when every choice has. Raises what ended the call early."""
+        """The events, in lists of what is there at once, until every choice has ended. Raises what ends it early."""
         num_running = len(self.choices)
         while num_running:
             events: list[ChatEvent] = []
