@@ -15,7 +15,14 @@ from quire_worker.executor import (
     PoolDescription,
     PoolRequest,
 )
-from quire_worker.step import LogprobColumns, NewSequence, SamplingParams, StepOutcome, StepPlan
+from quire_worker.step import (
+    LogprobColumns,
+    NewSequence,
+    PromptLogprobs,
+    SamplingParams,
+    StepOutcome,
+    StepPlan,
+)
 
 _SCALARS = (
     "temperature",
@@ -63,6 +70,8 @@ def outcome_to_message(outcome: StepOutcome) -> step_pb2.ExecuteResponse:
     )
     if outcome.logprobs is not None:
         result.logprobs.CopyFrom(_logprobs_to_message(outcome.logprobs))
+    if outcome.prompt_logprobs is not None:
+        result.prompt_logprobs.CopyFrom(_prompt_logprobs_to_message(outcome.prompt_logprobs))
     return step_pb2.ExecuteResponse(result=result)
 
 
@@ -145,6 +154,8 @@ def sampling_from_message(message: sampling_pb2.SamplingParams) -> SamplingParam
         logit_bias=dict(message.logit_bias),
         stop_token_ids=tuple(message.stop_token_ids),
         allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_token_sequences=tuple(tuple(bad.token_ids) for bad in message.bad_token_sequences),
+        logprob_token_ids=tuple(message.logprob_token_ids),
     )
 
 
@@ -156,4 +167,10 @@ def _logprobs_to_message(columns: LogprobColumns) -> sampling_pb2.LogprobColumns
         num_top=columns.num_top,
         top_token_ids=columns.top_token_ids,
         top_logprobs=columns.top_logprobs,
+    )
+
+
+def _prompt_logprobs_to_message(found: PromptLogprobs) -> step_pb2.PromptLogprobs:
+    return step_pb2.PromptLogprobs(
+        slots=found.slots, positions=found.positions, logprobs=_logprobs_to_message(found.logprobs)
     )

@@ -29,6 +29,7 @@ def _executor(settings: WorkerSettings) -> Executor:
             attention=settings.attention,
             pool_memory_bytes=settings.pool_memory_bytes,
             load_format=settings.load_format,
+            has_raw_logprobs=settings.logprobs_mode == "raw",
         )
     )
 

@@ -56,13 +56,14 @@ from quire_worker.step import NewSequence, SamplingParams, StepOutcome, StepPlan
 class ModelExecutorSettings:
     """device: cpu, cuda or cuda:N. num_threads: 0 is one per core. attention: auto, cpu, torch or a plug-in.
     pool_memory_bytes: what the block pool may take; 0 is a share of what is free (see sizing.py).
-    load_format: auto reads the model's files, dummy draws random weights."""
+    load_format: auto reads the model's files, dummy draws random weights. has_raw_logprobs: see Sampler's is_raw."""
 
     device: str = "cpu"
     num_threads: int = 0
     attention: str = "auto"
     pool_memory_bytes: int = 0
     load_format: str = "auto"
+    has_raw_logprobs: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +147,8 @@ class ModelExecutor:
         pool = BlockPool(
             loaded.spec, plan.num_blocks, plan.block_size, device=backend.device, dtype=backend.dtype
         )
-        self._engine = Engine(_build_runner(loaded, limits, plan.max_tokens_per_step, pool))
+        is_raw = self._settings.has_raw_logprobs
+        self._engine = Engine(_build_runner(loaded, limits, plan.max_tokens_per_step, pool, is_raw=is_raw))
         return PoolDescription(
             num_blocks=plan.num_blocks,
             block_size=plan.block_size,
@@ -191,14 +193,15 @@ class ModelExecutor:
         runner.execute(StepPlan(1, [0], [1]))
 
 
-def _build_runner(loaded: _Loaded, limits: SlotLimits, max_tokens: int, pool: BlockPool) -> ModelRunner:
+def _build_runner(
+    loaded: _Loaded, limits: SlotLimits, max_tokens: int, pool: BlockPool, *, is_raw: bool = True
+) -> ModelRunner:
     tables = SlotTables(limits)
     batch = InputBatch(max_tokens, limits.max_num_seqs)
     forward = loaded.backend.forward(loaded.spec, loaded.weights, batch, pool, tables.block_table)
     draw = loaded.backend.draw(loaded.spec, limits.max_num_seqs)
-    return ModelRunner(
-        forward, tables, batch, pool, Sampler(loaded.spec.vocab_size, limits.max_num_seqs, draw)
-    )
+    sampler = Sampler(loaded.spec.vocab_size, limits.max_num_seqs, draw, is_raw=is_raw)
+    return ModelRunner(forward, tables, batch, pool, sampler)
 
 
 def _free_bytes(device: torch.device) -> int:

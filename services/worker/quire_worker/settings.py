@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar, Literal
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from quire_servicekit.settings import ServiceSettings
 
@@ -32,6 +32,11 @@ class WorkerSettings(ServiceSettings):
         "auto",
         description="dummy: random weights of the shape that the folder's config.json names, for measuring speed.",
     )
+    logprobs_mode: Literal["raw", "processed"] = Field(
+        "raw",
+        description="Log-probabilities of sampled tokens: of the model's raw logits, or of what the token is drawn "
+        "from, after biases, penalties, masks, temperature and filters (CPU only). A prompt's are always raw.",
+    )
     pool_memory_bytes: int = Field(
         0, ge=0, description="What the block pool may take; 0: a share of what is free."
     )
@@ -45,3 +50,9 @@ class WorkerSettings(ServiceSettings):
         if not model.exists():
             raise ValueError("no such file or folder")
         return model.absolute()
+
+    @model_validator(mode="after")
+    def _check_logprobs_mode(self) -> WorkerSettings:
+        if self.logprobs_mode == "processed" and self.device != "cpu":
+            raise ValueError("logprobs_mode: processed is served on the CPU only")
+        return self

@@ -21,7 +21,9 @@ class SamplingParams:
     temperature: 0 is greedy. top_k: 0 is off. num_logprobs, num_prompt_logprobs: None is none at all, 0 is the
     token alone. min_tokens: eos and stop ids can't be sampled before the output holds that many tokens;
     stop_token_ids takes part only in that mask, because ending a sequence is the scheduler's business.
-    allowed_token_ids: if not empty, nothing else can be sampled.
+    allowed_token_ids: if not empty, nothing else can be sampled. bad_token_sequences: the last token of each can't be
+    sampled where the output ends with all its others. logprob_token_ids: in place of the most probable tokens, these in
+    this order; excludes num_logprobs.
     """
 
     temperature: float = 1.0
@@ -39,6 +41,13 @@ class SamplingParams:
     ignore_eos: bool = False
     stop_token_ids: Sequence[int] = ()
     allowed_token_ids: Sequence[int] = ()
+    bad_token_sequences: Sequence[Sequence[int]] = ()
+    logprob_token_ids: Sequence[int] = ()
+
+    @property
+    def wants_logprobs(self) -> bool:
+        """Whether sampled tokens come with log-probabilities."""
+        return self.num_logprobs is not None or bool(self.logprob_token_ids)
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +107,18 @@ class LogprobColumns:
 
 
 @dataclass(frozen=True, slots=True)
+class PromptLogprobs:
+    """Log-probabilities of prompt tokens, one entry per token, each given all tokens before it.
+
+    slots: whose prompt. positions: the token's place in the prompt, from 1. logprobs: their columns, `rows` empty.
+    """
+
+    slots: list[int]
+    positions: list[int]
+    logprobs: LogprobColumns
+
+
+@dataclass(frozen=True, slots=True)
 class StepTimes:
     """Where a step's time went, in microseconds. idle_us: the engine waited for a plan before it."""
 
@@ -111,8 +132,8 @@ class StepTimes:
 class StepOutcome:
     """What one step brought. slots, token_ids: parallel, one entry per row that sampled, in the plan's order.
 
-    logprobs: only where a row asked. prompt_logprobs: by slot, in the step that completes the prompt of a
-    sequence that asked; entry i of the columns belongs to prompt token i + 1 (the first has none).
+    logprobs: only where a row asked. prompt_logprobs: of the prompt tokens whose predecessors this step computed, for
+    sequences that asked.
     sampled_at_unix_us: wall clock when the tokens were known on the host.
     """
 
@@ -120,6 +141,6 @@ class StepOutcome:
     slots: list[int]
     token_ids: list[int]
     logprobs: LogprobColumns | None = None
-    prompt_logprobs: Mapping[int, LogprobColumns] = field(default_factory=dict)
+    prompt_logprobs: PromptLogprobs | None = None
     times: StepTimes = field(default_factory=StepTimes)
     sampled_at_unix_us: int = 0

@@ -64,6 +64,8 @@ class Job:
     known: list[int] = field(default_factory=list)
     output: list[int] = field(default_factory=list)
     outcomes: list[object] = field(default_factory=list)
+    #: Parts of its prompt's log-probabilities.
+    prompt_logprobs: list[object] = field(default_factory=list)
 
 
 class Planner:
@@ -84,6 +86,9 @@ class Planner:
                 left[slot] = max(0, left[slot] - count)
             outcome = self.execute(active, counts, new_sequences=pending)
             pending = []
+            if outcome.prompt_logprobs is not None:
+                for slot in set(outcome.prompt_logprobs.slots):
+                    jobs[slot].prompt_logprobs.append(outcome.prompt_logprobs)
             for slot, token in zip(outcome.slots, outcome.token_ids, strict=True):
                 jobs[slot].output.append(token)
                 jobs[slot].outcomes.append(outcome)

@@ -162,9 +162,11 @@ def test_prompt_logprobs_are_those_of_the_torch_path(folder, planner, job):
     for make in (device_runner, torch_runner):
         asking, other = job(prompt(30), 2, sampling=sampling), job(prompt(12, 3), 4)
         planner(make(folder)).run(asking, other, chunk=8)
-        results.append([o.prompt_logprobs[0] for o in asking.outcomes if o.prompt_logprobs])
-    assert len(results[0]) == 1
-    assert_close(results[0][0], results[1][0])
+        results.append(asking.prompt_logprobs)
+    assert [position for part in results[0] for position in part.positions] == list(range(1, 30))
+    for ours, theirs in zip(*results, strict=True):
+        assert (ours.slots, ours.positions) == (theirs.slots, theirs.positions)
+        assert_close(ours.logprobs, theirs.logprobs)
 
 
 def test_blocks_are_copied_before_a_step(folder, planner, job):

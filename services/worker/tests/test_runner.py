@@ -127,7 +127,7 @@ def test_reset_empties_every_slot(runner):
 
 @pytest.mark.parametrize("chunk", [37, 10])
 def test_prompt_logprobs(model, runner, chunk):
-    """Every prompt token but the first is scored, whole or chunked, in one piece when the prompt is complete."""
+    """Every prompt token but the first is scored once, by the step that computed the token before it."""
     reference, _ = model
     with torch.no_grad():
         scores = torch.log_softmax(reference(torch.tensor([_PROMPT])).logits[0].double(), dim=-1)
@@ -137,11 +137,28 @@ def test_prompt_logprobs(model, runner, chunk):
         left -= count
         outcomes.append(runner.execute(StepPlan(len(outcomes), [0], [count], new_sequences=pending)))
         pending = []
-    assert [list(outcome.prompt_logprobs) for outcome in outcomes] == [[]] * (len(outcomes) - 1) + [[0]]
-    columns = outcomes[-1].prompt_logprobs[0]
+    found = [outcome.prompt_logprobs for outcome in outcomes]
+    assert [len(part.positions) for part in found] == ([36] if chunk == 37 else [10, 10, 10, 6])
+    assert [position for part in found for position in part.positions] == list(range(1, 37))
+    assert {slot for part in found for slot in part.slots} == {0}
     expected = [float(scores[i, _PROMPT[i + 1]]) for i in range(36)]
-    assert columns.rows == list(range(36)) and columns.logprobs == pytest.approx(expected, abs=1e-4)
-    assert columns.top_token_ids == scores[:36].topk(2).indices.flatten().tolist()
+    assert [value for part in found for value in part.logprobs.logprobs] == pytest.approx(expected, abs=1e-4)
+    top = [token_id for part in found for token_id in part.logprobs.top_token_ids]
+    assert top == scores[:36].topk(2).indices.flatten().tolist()
+    assert all(part.logprobs.rows == [] for part in found)
+
+
+def test_prompt_logprobs_never_make_more_logits_than_the_head_has_rows_for(model, runner):
+    """A chunk longer than max_num_seqs is scored in pieces: the head's buffers are never outgrown."""
+    sizes, original = [], runner._forward.logits_of
+
+    def logits_of(rows):
+        sizes.append(len(rows))
+        return original(rows)
+
+    runner._forward.logits_of = logits_of
+    runner.execute(StepPlan(0, [0], [37], new_sequences=[_new(num_prompt_logprobs=0)]))
+    assert sum(sizes) == 36 and max(sizes) <= 4
 
 
 def test_times_are_reported(runner):

@@ -240,3 +240,69 @@ def test_ids_outside_the_vocabulary_are_refused(change):
     """An id that no logit belongs to is a ValueError."""
     with pytest.raises(ValueError, match=r"0\.\.49"):
         _sample(SamplingParams(**change), _row())
+
+
+def test_a_bad_sequence_loses_only_its_last_token_and_only_after_the_others():
+    """The last token of a bad sequence is masked after its others, in the output alone; single tokens always are."""
+    row = np.zeros(_VOCAB, dtype=np.float32)
+    row[[5, 6, 7, 8]] = 5.0, 4.0, 3.0, 2.0
+    params = SamplingParams(temperature=0.0, bad_token_sequences=((5,), (6, 6), (6, 7, 7)))
+    sampler = Sampler(_VOCAB, 1)
+    sampler.admit(_sequence(0, params, prompt=(6, 6, 6)))
+    drawn = [int(sampler.sample(np.array([0]), FixedLogits([row])).token_ids[0]) for _ in range(6)]
+    assert drawn == [6, 7, 6, 7, 6, 7]
+
+
+def test_bad_sequences_go_on_behind_resumed_output():
+    """A sequence that comes back with output is followed from there."""
+    row = np.zeros(_VOCAB, dtype=np.float32)
+    row[[6, 7]] = 5.0, 4.0
+    params = SamplingParams(temperature=0.0, bad_token_sequences=((9, 9, 6),))
+    assert _sample(params, row, output=(9, 9)).token_ids[0] == 7
+    assert _sample(params, row, output=(9,)).token_ids[0] == 6
+
+
+def test_bad_tokens_and_min_tokens_mask_together():
+    """Both masks hold at once, and neither leaves a row without a token."""
+    row = np.zeros(_VOCAB, dtype=np.float32)
+    row[[4, 5, 6]] = 5.0, 4.0, 3.0
+    params = SamplingParams(temperature=0.0, min_tokens=1, bad_token_sequences=((5,),))
+    assert _sample(params, row, eos=(4,)).token_ids[0] == 6
+    only_bad = SamplingParams(temperature=0.0, allowed_token_ids=(5,), bad_token_sequences=((5,),))
+    assert _sample(only_bad, row).token_ids[0] == 5
+
+
+def test_logprob_token_ids_replace_the_most_probable():
+    """Just the named tokens come, in the order asked for, beside the sampled one."""
+    row = _row()
+    chosen = _sample(SamplingParams(temperature=0.0, logprob_token_ids=(9, 2, 30)), row)
+    scores = torch.log_softmax(torch.from_numpy(row).double(), dim=0)
+    assert chosen.logprobs.top_token_ids == [9, 2, 30]
+    assert chosen.logprobs.top_logprobs == pytest.approx(scores[[9, 2, 30]].tolist(), abs=1e-5)
+    assert (chosen.logprobs.num_top, chosen.logprobs.ranks) == ([3], [1])
+
+
+def test_the_whole_vocabulary_can_be_asked_for():
+    """As many log-probabilities as there are tokens: all of them, most probable first, summing to one."""
+    columns = _sample(SamplingParams(temperature=0.0, num_logprobs=_VOCAB), _row()).logprobs
+    assert sorted(columns.top_token_ids) == list(range(_VOCAB))
+    assert columns.top_logprobs == sorted(columns.top_logprobs, reverse=True)
+    assert np.exp(columns.top_logprobs).sum() == pytest.approx(1.0)
+
+
+def test_processed_logprobs_are_those_of_what_the_token_is_drawn_from():
+    """In processed mode masks and temperature show in the log-probabilities; in raw mode they do not."""
+    row = _row()
+    params = SamplingParams(temperature=0.5, seed=3, allowed_token_ids=(11, 12), num_logprobs=2)
+    for is_raw in (True, False):
+        sampler = Sampler(_VOCAB, 1, is_raw=is_raw)
+        sampler.admit(_sequence(0, params))
+        found = sampler.sample(np.array([0]), FixedLogits([row])).logprobs
+        logits = torch.from_numpy(row).double()
+        if not is_raw:
+            assert set(found.top_token_ids) == {11, 12}
+            kept = torch.full_like(logits, -torch.inf)
+            kept[[11, 12]] = logits[[11, 12]] / 0.5
+            logits = kept
+        scores = torch.log_softmax(logits, dim=0)
+        assert found.top_logprobs == pytest.approx(scores[found.top_token_ids].tolist(), abs=1e-5)

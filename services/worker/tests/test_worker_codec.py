@@ -3,7 +3,7 @@
 from quire.sampling.v1 import sampling_pb2
 from quire.worker.v1 import step_pb2
 from quire_worker import codec
-from quire_worker.step import LogprobColumns, SamplingParams, StepOutcome, StepTimes
+from quire_worker.step import LogprobColumns, PromptLogprobs, SamplingParams, StepOutcome, StepTimes
 
 
 def test_unset_sampling_has_the_contract_s_defaults():
@@ -28,8 +28,12 @@ def test_every_sampling_field_is_carried():
         "num_prompt_logprobs": 5, "min_tokens": 6, "ignore_eos": True, "stop_token_ids": (8, 9),
         "allowed_token_ids": (10,),
     }  # fmt: skip
-    sampling = codec.sampling_from_message(sampling_pb2.SamplingParams(max_tokens=1, **values))
+    message = sampling_pb2.SamplingParams(max_tokens=1, logprob_token_ids=[5, 3], **values)
+    for token_ids in ([1, 2], [3]):
+        message.bad_token_sequences.add(token_ids=token_ids)
+    sampling = codec.sampling_from_message(message)
     assert {name: getattr(sampling, name) for name in values} == values
+    assert (sampling.bad_token_sequences, sampling.logprob_token_ids) == (((1, 2), (3,)), (5, 3))
 
 
 def test_plan_is_carried_column_by_column():
@@ -61,3 +65,13 @@ def test_outcome_is_carried_with_times_and_logprobs():
     assert (result.prepare_us, result.forward_us, result.sample_us, result.idle_us) == (1, 2, 3, 0xFFFFFFFF)
     assert (result.sampled_at_unix_us, list(result.num_tokens)) == (99, [])
     assert list(result.logprobs.top_token_ids) == [7, 8]
+
+
+def test_prompt_logprobs_go_out_with_slots_and_positions():
+    """A chunk's scores name their slot and position; the column that indexes rows stays empty."""
+    columns = LogprobColumns([], [-0.5, -2.0], [1, 4], [1, 0], [7], [-0.5])
+    outcome = StepOutcome(3, [], [], prompt_logprobs=PromptLogprobs([5, 5], [16, 17], columns))
+    found = codec.outcome_to_message(outcome).result.prompt_logprobs
+    assert (list(found.slots), list(found.positions)) == ([5, 5], [16, 17])
+    assert (list(found.logprobs.logprobs), list(found.logprobs.ranks)) == ([-0.5, -2.0], [1, 4])
+    assert (list(found.logprobs.rows), list(found.logprobs.num_top)) == ([], [1, 0])

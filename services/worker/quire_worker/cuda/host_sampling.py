@@ -6,7 +6,7 @@ chose is overwritten. Every other row keeps the device's token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from quire_worker.sampling.adjust import has_penalties
 from quire_worker.sampling.sampler import Sampler
-from quire_worker.step import LogprobColumns, NewSequence, SamplingParams
+from quire_worker.step import LogprobColumns, NewSequence, PromptLogprobs, SamplingParams
 
 
 def is_for_host(params: SamplingParams) -> bool:
@@ -25,7 +25,8 @@ def is_for_host(params: SamplingParams) -> bool:
         or params.logit_bias
         or params.allowed_token_ids
         or params.min_tokens
-        or params.num_logprobs is not None
+        or params.wants_logprobs
+        or params.bad_token_sequences
     )
 
 
@@ -89,7 +90,7 @@ class HostSampling:
         self._sampler.admit(replace(sequence, sampling=mine))
         if is_for_us:
             self._slots.add(sequence.slot)
-        if wants_prompt:
+        if wants_prompt and self._sampler.scores_prompt(sequence.slot):
             self._prompt_slots.add(sequence.slot)
         return SamplingParams(temperature=0.0) if is_for_us else params
 
@@ -122,9 +123,9 @@ class HostSampling:
 
     def prompt_logprobs(
         self, slots: NDArray[np.int64], query_start_loc: NDArray[np.int64], logits: HostLogits
-    ) -> Mapping[int, LogprobColumns]:
-        """By slot, the prompt log-probabilities that this step completed."""
+    ) -> PromptLogprobs | None:
+        """Log-probabilities of the prompt tokens that this step brought."""
         rows = _Rows(slots, query_start_loc, self.max_num_seqs)
-        complete = self._sampler.prompt_logprobs(rows, logits)  # type: ignore[arg-type]
-        self._prompt_slots.difference_update(complete)
-        return complete
+        found = self._sampler.prompt_logprobs(rows, logits)  # type: ignore[arg-type]
+        self._prompt_slots = {slot for slot in self._prompt_slots if self._sampler.scores_prompt(slot)}
+        return found

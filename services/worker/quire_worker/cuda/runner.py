@@ -7,8 +7,8 @@ each sequence has, not which.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,7 +23,14 @@ from quire_worker.cuda.results import PendingTokens, ResultBuffers
 from quire_worker.cuda.staging import Staging
 from quire_worker.cuda.step_packing import PackedStep, Placement, StepPacker
 from quire_worker.slots import SlotTables
-from quire_worker.step import LogprobColumns, SamplingParams, StepOutcome, StepPlan, StepTimes
+from quire_worker.step import (
+    LogprobColumns,
+    PromptLogprobs,
+    SamplingParams,
+    StepOutcome,
+    StepPlan,
+    StepTimes,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +44,7 @@ class Launched:
     started_ns: int
     launched_ns: int
     logprobs: LogprobColumns | None = None
-    prompt_logprobs: Mapping[int, LogprobColumns] = field(default_factory=dict)
+    prompt_logprobs: PromptLogprobs | None = None
 
 
 class DeviceRunner:
@@ -190,7 +197,7 @@ class DeviceRunner:
         source = HostLogits(model.chosen[: len(rows)].cpu().numpy(), logits, self._rows_of(stream))
         tokens, logprobs = self._sample_on_host(columns, slots, source)
         starts = np.append(columns.query_starts, columns.num_tokens)
-        prompts = self._host.prompt_logprobs(columns.slots, starts, source) if wants_prompt else {}
+        prompts = self._host.prompt_logprobs(columns.slots, starts, source) if wants_prompt else None
         return self._launched(plan, slots, np.arange(len(rows)), tokens, started, logprobs, prompts)
 
     def _rows_of(self, stream: Stream) -> Callable[[NDArray[np.int32]], torch.Tensor]:
@@ -219,10 +226,10 @@ class DeviceRunner:
         pending: PendingTokens,
         started: int,
         logprobs: LogprobColumns | None = None,
-        prompt_logprobs: Mapping[int, LogprobColumns] | None = None,
+        prompt_logprobs: PromptLogprobs | None = None,
     ) -> Launched:
         now = time.perf_counter_ns()
-        return Launched(plan.step_id, slots, rows, pending, started, now, logprobs, prompt_logprobs or {})
+        return Launched(plan.step_id, slots, rows, pending, started, now, logprobs, prompt_logprobs)
 
 
 def _no_rows(rows: NDArray[np.int32]) -> torch.Tensor:

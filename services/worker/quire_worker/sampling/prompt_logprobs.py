@@ -1,11 +1,10 @@
-"""Log-probabilities of prompt tokens, gathered over the steps of a chunked prefill and handed out once.
+"""Log-probabilities of prompt tokens, as the chunks of a prefill come by.
 
 The logits of a step's prompt rows are computed a few rows at a time: never one matrix of all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from quire_worker.input_batch import InputBatch
 from quire_worker.sampling.logprobs import LogprobCollector
-from quire_worker.step import LogprobColumns, NewSequence
+from quire_worker.step import NewSequence, PromptLogprobs
 
 
 class _LogitsOf(Protocol):
@@ -25,15 +24,28 @@ class _LogitsOf(Protocol):
 
 @dataclass(slots=True)
 class _Prompt:
-    """A prompt whose log-probabilities are being gathered; `next_position` is the next row to be seen."""
+    """A prompt whose log-probabilities are wanted; `next_position` is the next row to be seen."""
 
     token_ids: NDArray[np.int32]
     num_top: int
     next_position: int
-    collector: LogprobCollector
+
+    @property
+    def num_left(self) -> int:
+        """Tokens that are still to come: the first one has none."""
+        return len(self.token_ids) - 1 - self.next_position
 
 
-class PromptLogprobs:
+class _Found:
+    """What one step brought."""
+
+    def __init__(self) -> None:
+        self.slots: list[int] = []
+        self.positions: list[int] = []
+        self.collector = LogprobCollector()
+
+
+class PromptScorer:
     """Follows the prompts that asked. Their prefix must not come from the prefix cache: computed rows alone count."""
 
     def __init__(self) -> None:
@@ -50,36 +62,42 @@ class PromptLogprobs:
                 f"{sequence.num_computed_tokens} tokens are computed"
             )
         tokens = np.asarray(sequence.token_ids[: sequence.num_prompt_tokens], dtype=np.int32)
-        self._prompts[sequence.slot] = _Prompt(tokens, num_top, 0, LogprobCollector())
+        if len(tokens) > 1:
+            self._prompts[sequence.slot] = _Prompt(tokens, num_top, 0)
 
     def forget(self, slot: int) -> None:
         """The slot was released."""
         self._prompts.pop(slot, None)
 
-    def collect(self, batch: InputBatch, forward: _LogitsOf) -> Mapping[int, LogprobColumns]:
-        """Take in the rows of the step just run; by slot, what is now complete."""
+    def follows(self, slot: int) -> bool:
+        """Whether tokens of the slot's prompt are still to be scored."""
+        return slot in self._prompts
+
+    def collect(self, batch: InputBatch, forward: _LogitsOf) -> PromptLogprobs | None:
+        """What the rows of the step just run say; each position of a prompt comes once, in order."""
         if not self._prompts:
-            return {}
-        complete: dict[int, LogprobColumns] = {}
+            return None
+        found = _Found()
         for index, slot in enumerate(batch.slots.tolist()):
             prompt = self._prompts.get(slot)
             if prompt is None:
                 continue
             first, last = batch.query_start_loc[index : index + 2].tolist()
-            self._take(prompt, first, last, batch.max_seqs, forward)
-            if prompt.next_position >= len(prompt.token_ids) - 1:
-                columns = prompt.collector.columns()
-                if columns is not None:
-                    complete[slot] = columns
+            self._take(found, slot, prompt, np.arange(first, last, dtype=np.int32), batch.max_seqs, forward)
+            if not prompt.num_left:
                 del self._prompts[slot]
-        return complete
+        columns = found.collector.columns()
+        return None if columns is None else PromptLogprobs(found.slots, found.positions, columns)
 
-    def _take(self, prompt: _Prompt, first: int, last: int, max_rows: int, forward: _LogitsOf) -> None:
-        wanted = min(last - first, len(prompt.token_ids) - 1 - prompt.next_position)
-        for start in range(0, wanted, max_rows):
-            count = min(max_rows, wanted - start)
-            rows = np.arange(first + start, first + start + count, dtype=np.int32)
-            for logits in forward.logits_of(rows):
-                position = prompt.next_position
-                prompt.collector.add(position, logits, int(prompt.token_ids[position + 1]), prompt.num_top)
+    @staticmethod
+    def _take(
+        found: _Found, slot: int, prompt: _Prompt, rows: NDArray[np.int32], max_rows: int, forward: _LogitsOf
+    ) -> None:
+        rows = rows[: prompt.num_left]
+        for start in range(0, len(rows), max_rows):
+            for logits in forward.logits_of(rows[start : start + max_rows]):
                 prompt.next_position += 1
+                found.slots.append(slot)
+                found.positions.append(prompt.next_position)
+                token_id = int(prompt.token_ids[prompt.next_position])
+                found.collector.add(None, logits, token_id, prompt.num_top)

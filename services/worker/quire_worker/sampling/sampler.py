@@ -2,11 +2,15 @@
 
 A row's result depends on its own logits, parameters, tokens and (seed, sequence index, position) alone, never on the
 rest of the batch. Rows that ask for nothing but greedy decoding cost nothing: the forward pass has their choice.
+
+What happens to a row, in this order, here and in every other sampler: logit_bias; repetition, frequency and presence
+penalties; allowed_token_ids; then the ids that cannot come now are masked (before min_tokens the ending ones, and what
+would complete a bad sequence) unless nothing would be left; temperature, min_p, top_k, top_p; the draw.
+Log-probabilities are read before all that (raw mode) or after it (processed mode).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,10 +19,11 @@ from numpy.typing import NDArray
 
 from quire_worker.input_batch import InputBatch
 from quire_worker.sampling import adjust
+from quire_worker.sampling.bad_tokens import BadTokens
 from quire_worker.sampling.draw import Draw, draw_in_numpy
 from quire_worker.sampling.logprobs import LogprobCollector
-from quire_worker.sampling.prompt_logprobs import PromptLogprobs
-from quire_worker.step import LogprobColumns, NewSequence, SamplingParams
+from quire_worker.sampling.prompt_logprobs import PromptScorer
+from quire_worker.step import LogprobColumns, NewSequence, PromptLogprobs, SamplingParams
 
 
 class Logits(Protocol):
@@ -48,11 +53,24 @@ class _SlotState:
     counts: adjust.TokenCounts | None
     allowed: NDArray[np.int64] | None
     ending_ids: NDArray[np.int64] | None
+    bad_tokens: BadTokens | None
 
     @property
     def forbidden(self) -> NDArray[np.int64] | None:
-        """Ids that can't be drawn yet: those that would end the sequence before min_tokens."""
-        return self.ending_ids if self.num_known - self.num_prompt_tokens < self.params.min_tokens else None
+        """Ids that can't be drawn now: those that would end the sequence before min_tokens or complete a bad one."""
+        ending = self.ending_ids if self.num_known - self.num_prompt_tokens < self.params.min_tokens else None
+        if self.bad_tokens is None:
+            return ending
+        bad = self.bad_tokens.forbidden()
+        return bad if ending is None else np.union1d(bad, ending)
+
+    def append(self, token_id: int) -> None:
+        """One more output token."""
+        self.num_known += 1
+        if self.counts is not None:
+            self.counts.add(token_id)
+        if self.bad_tokens is not None:
+            self.bad_tokens.add(token_id)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +84,22 @@ class Sampled:
 class Sampler:
     """Chooses tokens for slots. `admit` and `forget` follow the plan; `sample` is called once a step."""
 
-    def __init__(self, vocab_size: int, max_num_seqs: int, draw: Draw = draw_in_numpy) -> None:
+    def __init__(
+        self,
+        vocab_size: int,
+        max_num_seqs: int,
+        draw: Draw = draw_in_numpy,
+        *,
+        is_raw: bool = True,
+    ) -> None:
+        """is_raw: log-probabilities are those of the model's own logits, not of what the token is drawn from."""
         self._vocab_size = vocab_size
         self._draw = draw
+        self._is_raw = is_raw
         self._states: list[_SlotState | None] = [None] * max_num_seqs
         # True where nothing but the largest logit is asked for.
         self._plain = np.ones(max_num_seqs, dtype=bool)
-        self._prompts = PromptLogprobs()
+        self._prompts = PromptScorer()
 
     def admit(self, sequence: NewSequence) -> None:
         """Remember a new sequence. ValueError for ids outside the vocabulary."""
@@ -96,6 +123,9 @@ class Sampler:
             else None,
             allowed=_ids(params.allowed_token_ids),
             ending_ids=_ids(ending),
+            bad_tokens=BadTokens(params.bad_token_sequences, output.tolist())
+            if params.bad_token_sequences
+            else None,
         )
 
     def forget(self, slot: int) -> None:
@@ -120,9 +150,10 @@ class Sampler:
         ]
         drawn: list[tuple[int, _SlotState, NDArray[np.float32]]] = []
         collector = LogprobCollector()
+        processed: dict[int, NDArray[np.float32]] = {}
         for row, state in asking:
             assert state is not None
-            adjusted = _adjusted(logits[row], state)
+            adjusted = processed[row] = _adjusted(logits[row], state)
             if state.params.temperature > 0.0:
                 adjust.scale_and_filter(adjusted, state.params)
                 drawn.append((row, state, adjusted))
@@ -131,16 +162,20 @@ class Sampler:
         self._draw_rows(drawn, token_ids)
         for row, state in asking:
             assert state is not None
-            if state.params.num_logprobs is not None:
-                collector.add(row, logits[row], int(token_ids[row]), state.params.num_logprobs)
-            state.num_known += 1
-            if state.counts is not None:
-                state.counts.add(int(token_ids[row]))
+            params, token_id = state.params, int(token_ids[row])
+            if params.wants_logprobs:
+                source = logits[row] if self._is_raw else processed[row]
+                collector.add(row, source, token_id, params.num_logprobs or 0, params.logprob_token_ids)
+            state.append(token_id)
         return Sampled(token_ids, collector.columns())
 
-    def prompt_logprobs(self, batch: InputBatch, forward: Logits) -> Mapping[int, LogprobColumns]:
-        """By slot, the prompt log-probabilities that this step completed. Called after `sample`."""
+    def prompt_logprobs(self, batch: InputBatch, forward: Logits) -> PromptLogprobs | None:
+        """Log-probabilities of the prompt tokens that this step brought. Called after `sample`."""
         return self._prompts.collect(batch, forward)
+
+    def scores_prompt(self, slot: int) -> bool:
+        """Whether tokens of the slot's prompt are still to be scored."""
+        return self._prompts.follows(slot)
 
     def _draw_rows(
         self, drawn: list[tuple[int, _SlotState, NDArray[np.float32]]], token_ids: NDArray[np.int32]
@@ -157,7 +192,14 @@ class Sampler:
 
     def _check_ids(self, sequence: NewSequence) -> None:
         params = sequence.sampling
-        ids = (*params.logit_bias, *params.stop_token_ids, *params.allowed_token_ids, *sequence.eos_token_ids)
+        ids = (
+            *params.logit_bias,
+            *params.stop_token_ids,
+            *params.allowed_token_ids,
+            *params.logprob_token_ids,
+            *(token_id for bad in params.bad_token_sequences for token_id in bad),
+            *sequence.eos_token_ids,
+        )
         tokens = np.asarray(sequence.token_ids)
         if any(not 0 <= token < self._vocab_size for token in ids) or not (
             tokens.min() >= 0 and tokens.max() < self._vocab_size
@@ -168,10 +210,11 @@ class Sampler:
 def _is_plain(params: SamplingParams) -> bool:
     return (
         params.temperature == 0.0
-        and params.num_logprobs is None
+        and not params.wants_logprobs
         and params.min_tokens == 0
         and not params.logit_bias
         and not params.allowed_token_ids
+        and not params.bad_token_sequences
         and not adjust.has_penalties(params)
     )
 

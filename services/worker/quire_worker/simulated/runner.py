@@ -11,7 +11,14 @@ from numpy.typing import NDArray
 from quire_worker.executor import PoolDescription
 from quire_worker.simulated.tables import MalformedStep, SlotTables
 from quire_worker.simulated.tokens import token_ids_at
-from quire_worker.step import LogprobColumns, StepOutcome, StepPlan
+from quire_worker.step import (
+    LogprobColumns,
+    NewSequence,
+    PromptLogprobs,
+    SamplingParams,
+    StepOutcome,
+    StepPlan,
+)
 
 IntArray = NDArray[np.int64]
 
@@ -36,6 +43,8 @@ class SimulatedRunner:
         self._next_step_id: int | None = None
         # Slots whose sampling asks for more than the plain token: a slower path.
         self._special_slots: set[int] = set()
+        # Prompts whose log-probabilities are wanted: the last position told, by slot.
+        self._scored: dict[int, int] = {}
         self._last_slots: Sequence[int] = ()
         self._last_slot_column: IntArray = np.zeros(0, dtype=np.int64)
 
@@ -43,6 +52,7 @@ class SimulatedRunner:
         """Forget every sequence and the step number."""
         self._tables.reset()
         self._special_slots.clear()
+        self._scored.clear()
         self._next_step_id = None
         self._last_slots = ()
 
@@ -53,13 +63,17 @@ class SimulatedRunner:
         if plan.released_slots:
             tables.release(plan.released_slots)
             self._special_slots.difference_update(plan.released_slots)
+            for slot in plan.released_slots:
+                self._scored.pop(slot, None)
             self._last_slots = ()
         if plan.copy_source_block_ids or plan.copy_target_block_ids:
             tables.copy_blocks(plan.copy_source_block_ids, plan.copy_target_block_ids)
         for sequence in plan.new_sequences:
             tables.place(sequence)
-            if _is_special(sequence.sampling.num_logprobs, sequence.sampling.allowed_token_ids):
+            if _is_special(sequence.sampling):
                 self._special_slots.add(sequence.slot)
+            if sequence.sampling.num_prompt_logprobs is not None:
+                self._score(sequence)
         if plan.num_new_blocks or plan.new_block_ids:
             tables.append_blocks(plan.slots, plan.num_new_blocks, plan.new_block_ids)
         if not plan.slots:
@@ -70,7 +84,8 @@ class SimulatedRunner:
         slots = plan.slots if len(sampled) == len(column) else sampled.tolist()
         token_list = token_ids.tolist()
         logprobs = self._logprobs(slots, token_list) if self._special_slots else None
-        return StepOutcome(plan.step_id, list(slots), token_list, logprobs)
+        scores = self._prompt_logprobs(plan) if self._scored else None
+        return StepOutcome(plan.step_id, list(slots), token_list, logprobs, scores)
 
     def _check_order(self, plan: StepPlan) -> None:
         if self._next_step_id is not None and plan.step_id != self._next_step_id:
@@ -153,21 +168,51 @@ class SimulatedRunner:
         """Made-up log-probabilities of the right shape: the sampled token is the most probable."""
         columns = LogprobColumns([], [], [], [], [], [])
         for row, slot in enumerate(slots):
-            num_top = self._tables.sequences[slot].sampling.num_logprobs
-            if num_top is None:
-                continue
-            columns.rows.append(row)
-            columns.logprobs.append(-0.5)
-            columns.ranks.append(1)
-            columns.num_top.append(num_top)
-            tokens = self._tokens
-            for rank in range(num_top):
-                columns.top_token_ids.append(
-                    tokens.first_id + (token_ids[row] - tokens.first_id + rank) % tokens.num_ids
-                )
-                columns.top_logprobs.append(-0.5 - rank)
+            sampling = self._tables.sequences[slot].sampling
+            if sampling.wants_logprobs:
+                columns.rows.append(row)
+                self._add(columns, token_ids[row], sampling.num_logprobs or 0, sampling.logprob_token_ids)
         return columns if columns.rows else None
 
+    def _score(self, sequence: NewSequence) -> None:
+        """Follow a prompt whose log-probabilities are wanted, as a worker has to compute them: from its first token."""
+        if sequence.num_computed_tokens:
+            raise MalformedStep(
+                f"slot {sequence.slot}: prompt log-probabilities with {sequence.num_computed_tokens} computed tokens"
+            )
+        self._scored[sequence.slot] = 0
 
-def _is_special(num_logprobs: int | None, allowed_token_ids: Sequence[int]) -> bool:
-    return num_logprobs is not None or bool(allowed_token_ids)
+    def _prompt_logprobs(self, plan: StepPlan) -> PromptLogprobs | None:
+        """Made-up log-probabilities of the prompt tokens whose predecessors this step computed."""
+        found = PromptLogprobs([], [], LogprobColumns([], [], [], [], [], []))
+        for slot in plan.slots:
+            done = self._scored.get(slot)
+            if done is None:
+                continue
+            sequence = self._tables.sequences[slot]
+            end = min(int(self._tables.num_computed[slot]), sequence.num_prompt_tokens - 1)
+            for position in range(done + 1, end + 1):
+                found.slots.append(slot)
+                found.positions.append(position)
+                num_top = sequence.sampling.num_prompt_logprobs or 0
+                self._add(found.logprobs, int(sequence.token_ids[position]), num_top, ())
+            self._scored[slot] = end
+            if end == sequence.num_prompt_tokens - 1:
+                del self._scored[slot]
+        return found if found.slots else None
+
+    def _add(self, columns: LogprobColumns, token_id: int, num_top: int, chosen_ids: Sequence[int]) -> None:
+        """One token, and as many others as were asked for, each less probable than the one before."""
+        tokens = self._tokens
+        top = list(chosen_ids) or [
+            tokens.first_id + (token_id - tokens.first_id + rank) % tokens.num_ids for rank in range(num_top)
+        ]
+        columns.logprobs.append(-0.5)
+        columns.ranks.append(1)
+        columns.num_top.append(len(top))
+        columns.top_token_ids.extend(top)
+        columns.top_logprobs.extend(-0.5 - rank for rank in range(len(top)))
+
+
+def _is_special(sampling: SamplingParams) -> bool:
+    return sampling.wants_logprobs or bool(sampling.allowed_token_ids)
