@@ -26,6 +26,8 @@ class Placement:
 
     shared_block_ids: list[int]
     num_computed_tokens: int
+    # It computes its prompt's log-probabilities, so nothing of it may come from elsewhere.
+    scores_prompt: bool = False
     # Block whose content must be copied to the first own block: the tail of a sibling's prompt.
     copy_source_block_id: int | None = None
     source: Sequence | None = None
@@ -76,6 +78,8 @@ class Admission:
         return -(-num_tokens // self._config.block_size)
 
     def _locate(self, sequence: Sequence) -> Placement:
+        if sequence.request.must_score_prompt(sequence):
+            return Placement([], 0, scores_prompt=True)
         source = sequence.request.fork_source
         num_prompt = len(sequence.request.prompt_token_ids)
         if (
@@ -95,7 +99,7 @@ class Admission:
         num_shared, num_in_tail = divmod(num_prompt - 1, self._config.block_size)
         table = source.block_table
         tail = table[num_shared] if num_in_tail else None
-        return Placement(table[:num_shared], num_prompt - 1, tail, source)
+        return Placement(table[:num_shared], num_prompt - 1, False, tail, source)
 
     def _fits(self, sequence: Sequence, placement: Placement) -> bool:
         num_new = self.num_blocks_for(sequence.num_tokens) - len(placement.shared_block_ids)
@@ -136,6 +140,10 @@ class Admission:
             draft.copy_target_block_ids.append(own[0])
             # The copy reads the source's block in this step.
             placement.source.last_step_id = draft.step_id
+        if placement.scores_prompt:
+            sequence.request.prompt_scorer = sequence
+        elif sequence.request.prompt_scorer is sequence:
+            sequence.request.prompt_scorer = None
         self._describe(sequence, placement, draft)
         self._account(sequence, placement, draft, is_resumed)
         num_tokens = sequence.num_tokens - sequence.num_planned_tokens
@@ -156,6 +164,7 @@ class Admission:
                 sequence_index=sequence.index,
                 adapter=request.adapter,
                 request=request,
+                scores_prompt=placement.scores_prompt,
             )
         )
 

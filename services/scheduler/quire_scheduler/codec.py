@@ -17,7 +17,7 @@ from quire_scheduler import errors as domain_errors
 from quire_scheduler.block_event_feed import BlockEventBatch
 from quire_scheduler.request import Request, SamplingParams
 from quire_scheduler.stats import Load
-from quire_scheduler.step import Deltas, LogprobColumns, NewSequence, StepPlan, StepResult
+from quire_scheduler.step import Deltas, LogprobColumns, NewSequence, PromptLogprobs, StepPlan, StepResult
 from quire_servicekit import errors
 from quire_servicekit.error_details import status_of
 
@@ -56,6 +56,7 @@ def request_from_submit(submit: serve_pb2.Submit, owner: Hashable, now_s: float)
         deadline_s=None if timeout_s is None else now_s + timeout_s,
         cache_salt=submit.cache_salt,
         attachment=submit.sampling,
+        skip_reading_prefix_cache=submit.skip_reading_prefix_cache,
     )
 
 
@@ -132,10 +133,21 @@ def _new_sequence_to_message(sequence: NewSequence) -> step_pb2.NewSequence:
         num_prompt_tokens=sequence.num_prompt_tokens,
         num_computed_tokens=sequence.num_computed_tokens,
         block_ids=sequence.block_ids,
-        sampling=sequence.request.attachment,
+        sampling=_sampling_for_worker(sequence),
         eos_token_ids=sequence.sampling.eos_token_ids,
         sequence_index=sequence.sequence_index,
     )
+
+
+def _sampling_for_worker(sequence: NewSequence) -> sampling_pb2.SamplingParams:
+    """The client's message as it came, but without prompt log-probabilities where they are there or another's task."""
+    message: sampling_pb2.SamplingParams = sequence.request.attachment
+    if sequence.scores_prompt or sequence.sampling.num_prompt_logprobs is None:
+        return message
+    without = sampling_pb2.SamplingParams()
+    without.CopyFrom(message)
+    without.ClearField("num_prompt_logprobs")
+    return without
 
 
 def result_from_message(message: step_pb2.StepResult) -> StepResult:
@@ -146,6 +158,9 @@ def result_from_message(message: step_pb2.StepResult) -> StepResult:
         token_ids=list(message.token_ids),
         num_tokens=list(message.num_tokens),
         logprobs=_logprobs_from_message(message.logprobs) if message.HasField("logprobs") else None,
+        prompt_logprobs=_prompt_logprobs_from_message(message.prompt_logprobs)
+        if message.HasField("prompt_logprobs")
+        else None,
         sampled_at_unix_us=message.sampled_at_unix_us,
         prepare_us=message.prepare_us,
         forward_us=message.forward_us,
@@ -162,6 +177,12 @@ def _logprobs_from_message(message: sampling_pb2.LogprobColumns) -> LogprobColum
         num_top=list(message.num_top),
         top_token_ids=list(message.top_token_ids),
         top_logprobs=list(message.top_logprobs),
+    )
+
+
+def _prompt_logprobs_from_message(message: step_pb2.PromptLogprobs) -> PromptLogprobs:
+    return PromptLogprobs(
+        list(message.slots), list(message.positions), _logprobs_from_message(message.logprobs)
     )
 
 
@@ -183,7 +204,13 @@ class FrameEncoder:
             and deltas.sequence_indices is self._sequence_indices
             and deltas.num_tokens is self._num_tokens
         )
-        plain = not (deltas.finish_reasons or deltas.started_handles or deltas.rejections or deltas.logprobs)
+        plain = not (
+            deltas.finish_reasons
+            or deltas.started_handles
+            or deltas.rejections
+            or deltas.logprobs
+            or deltas.prompt_logprobs
+        )
         if is_same and plain:
             frame = self._message.step_frame
             frame.step_id = step_id
@@ -203,6 +230,9 @@ class FrameEncoder:
             num_cached_tokens=deltas.num_cached_tokens,
             rejections=[rejection_to_message(handle, error) for handle, error in deltas.rejections],
             logprobs=None if deltas.logprobs is None else _logprobs_to_message(deltas.logprobs),
+            prompt_logprobs=None
+            if deltas.prompt_logprobs is None
+            else _prompt_logprobs_to_message(deltas.prompt_logprobs),
             sampled_at_unix_us=sampled_at_unix_us,
             load=load,
         )
@@ -222,6 +252,12 @@ def _logprobs_to_message(columns: LogprobColumns) -> sampling_pb2.LogprobColumns
         num_top=columns.num_top,
         top_token_ids=columns.top_token_ids,
         top_logprobs=columns.top_logprobs,
+    )
+
+
+def _prompt_logprobs_to_message(found: PromptLogprobs) -> serve_pb2.PromptLogprobs:
+    return serve_pb2.PromptLogprobs(
+        handles=found.keys, positions=found.positions, logprobs=_logprobs_to_message(found.columns)
     )
 
 

@@ -27,6 +27,7 @@ class Draft:
     # Sequences whose last known token is computed in this step: they sample, and decode from the next step on.
     completed: list[Sequence] = field(default_factory=list)
     started: list[Request] = field(default_factory=list)
+    scored_prompts: dict[int, Request] = field(default_factory=dict)
     filled: list[tuple[Sequence, list[int], int]] = field(default_factory=list)
     # Waiting sequences that can never run, with the most tokens the pool allows.
     misfits: list[Sequence] = field(default_factory=list)
@@ -43,5 +44,7 @@ class Draft:
         self.slots.append(sequence.slot)
         self.num_new_tokens.append(num_tokens)
         self.filled.append((sequence, sequence.block_table, sequence.num_planned_tokens))
+        if sequence.request.prompt_scorer is sequence:
+            self.scored_prompts[sequence.slot] = sequence.request
         if sequence.num_planned_tokens == sequence.num_tokens:
             self.completed.append(sequence)

@@ -7,7 +7,7 @@ from itertools import accumulate
 
 from quire_scheduler.errors import UnexpectedResult
 from quire_scheduler.request import FinishReason, Sequence, SequenceStatus
-from quire_scheduler.step import Deltas, LogprobColumns, StepPlan, StepResult
+from quire_scheduler.step import Deltas, LogprobColumns, PromptLogprobs, StepPlan, StepResult
 
 Ended = list[tuple[Sequence, FinishReason]]
 
@@ -24,6 +24,10 @@ def check_result(plan: StepPlan, result: StepResult) -> None:
             f"step {plan.step_id}: {len(result.token_ids)} tokens in counts {result.num_tokens}, "
             f"expected one for each of {len(rows.slots)} slots"
         )
+    if result.prompt_logprobs is not None:
+        strangers = set(result.prompt_logprobs.keys).difference(plan.scored_prompts)
+        if strangers:
+            raise UnexpectedResult(f"step {plan.step_id}: prompt log-probabilities of slots {strangers}")
 
 
 def end_of(sequence: Sequence) -> FinishReason | None:
@@ -115,6 +119,28 @@ def add_row(deltas: Deltas, sequence: Sequence, token_id: int | None, reason: Fi
         deltas.finish_reasons.append(reason or 0)
 
 
+def emit_prompt_logprobs(plan: StepPlan, found: PromptLogprobs, news: dict[Hashable, Deltas]) -> None:
+    """Adds prompt log-probabilities to their owners' deltas in `news`: of each request every position once, in order.
+
+    A prompt that is computed again, after a preemption or on another worker, brings again what was passed on: that is
+    left out, and so is what belongs to a request that has ended.
+    """
+    columns, start = found.columns, 0
+    for i, (slot, position) in enumerate(zip(found.keys, found.positions, strict=True)):
+        end = start + columns.num_top[i]
+        request = plan.scored_prompts[slot]
+        if request.num_unfinished and position == request.num_prompt_logprobs_sent + 1:
+            request.num_prompt_logprobs_sent = position
+            deltas = news.setdefault(request.owner, Deltas())
+            if deltas.prompt_logprobs is None:
+                deltas.prompt_logprobs = PromptLogprobs()
+            target = deltas.prompt_logprobs
+            target.keys.append(request.handle)
+            target.positions.append(position)
+            target.columns.extend(columns, i, start, end)
+        start = end
+
+
 def _split_logprobs(logprobs: LogprobColumns, places: dict[int, tuple[Deltas, int]]) -> None:
     starts = accumulate(logprobs.num_top, initial=0)
     for i, (row, start) in enumerate(zip(logprobs.rows, starts, strict=False)):
@@ -125,10 +151,5 @@ def _split_logprobs(logprobs: LogprobColumns, places: dict[int, tuple[Deltas, in
         if deltas.logprobs is None:
             deltas.logprobs = LogprobColumns()
         target = deltas.logprobs
-        end = start + logprobs.num_top[i]
         target.rows.append(new_row)
-        target.logprobs.append(logprobs.logprobs[i])
-        target.ranks.append(logprobs.ranks[i])
-        target.num_top.append(logprobs.num_top[i])
-        target.top_token_ids += logprobs.top_token_ids[start:end]
-        target.top_logprobs += logprobs.top_logprobs[start:end]
+        target.extend(logprobs, i, start, start + logprobs.num_top[i])

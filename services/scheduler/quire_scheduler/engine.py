@@ -139,9 +139,9 @@ class Engine:
             self._deadline_timer.set(core.next_deadline_s())
         self._after_change()
 
-    def abort(self, owner: Owner, handle: int) -> None:
-        """End a request, if it is known."""
-        if self.core is not None and self.core.abort(owner, handle, self.now_s()):
+    def abort(self, owner: Owner, handle: int, sequence_index: int | None = None) -> None:
+        """End a request, or one sequence of it, if it is known."""
+        if self.core is not None and self.core.abort(owner, handle, self.now_s(), sequence_index):
             self._after_change()
 
     def abort_owner(self, owner: Owner) -> None:

@@ -74,7 +74,9 @@ class GatewayStream:
             if kind == "submit":
                 self._submit(message.submit)
             elif kind == "abort":
-                engine.abort(self, message.abort.handle)
+                abort = message.abort
+                index = abort.sequence_index if abort.HasField("sequence_index") else None
+                engine.abort(self, abort.handle, index)
             else:
                 raise FailedPrecondition(f"`submit` or `abort` after `hello`, got {kind}")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from quire_scheduler.errors import SchedulerError
-from quire_scheduler.step import Deltas, LogprobColumns
+from quire_scheduler.step import Deltas, LogprobColumns, PromptLogprobs
 
 
 @dataclass(slots=True)
@@ -29,6 +29,7 @@ class Merger:
         self._started_handles: list[int] = []
         self._num_cached_tokens: list[int] = []
         self._rejections: list[tuple[int, SchedulerError]] = []
+        self._prompt_logprobs: PromptLogprobs | None = None
 
     def add(self, deltas: Deltas) -> None:
         """Take in newer news. A sequence's tokens follow those it has here already."""
@@ -49,6 +50,8 @@ class Merger:
         self._started_handles += deltas.started_handles
         self._num_cached_tokens += deltas.num_cached_tokens
         self._rejections += deltas.rejections
+        if deltas.prompt_logprobs is not None:
+            self._add_prompt_logprobs(deltas.prompt_logprobs)
 
     def result(self) -> Deltas:
         """The sum."""
@@ -64,7 +67,21 @@ class Merger:
             num_cached_tokens=self._num_cached_tokens,
             rejections=self._rejections,
             logprobs=_join_logprobs(rows),
+            prompt_logprobs=self._prompt_logprobs,
         )
+
+    def _add_prompt_logprobs(self, found: PromptLogprobs) -> None:
+        if self._prompt_logprobs is None:
+            # Never the caller's own object, which would grow behind its back.
+            self._prompt_logprobs = PromptLogprobs()
+        target, columns = self._prompt_logprobs, found.columns
+        target.keys += found.keys
+        target.positions += found.positions
+        target.columns.logprobs += columns.logprobs
+        target.columns.ranks += columns.ranks
+        target.columns.num_top += columns.num_top
+        target.columns.top_token_ids += columns.top_token_ids
+        target.columns.top_logprobs += columns.top_logprobs
 
 
 def _add_logprobs(in_order: list[_Row], columns: LogprobColumns) -> None:
@@ -89,6 +106,14 @@ def _join_logprobs(rows: list[_Row]) -> LogprobColumns | None:
     return columns if columns.rows else None
 
 
+def _num_tokens(deltas: Deltas) -> int:
+    """What the deltas weigh: tokens, and log-probabilities of prompt tokens with their alternatives."""
+    scores = deltas.prompt_logprobs
+    return len(deltas.token_ids) + (
+        len(scores.positions) + len(scores.columns.top_token_ids) if scores else 0
+    )
+
+
 class Outbox:
     """The news that one gateway has not read."""
 
@@ -111,13 +136,13 @@ class Outbox:
         """Add the news of a step. False: more tokens than the limit are unread, the gateway must be given up."""
         if self._first is None:
             self._first = deltas
-            self._num_tokens = len(deltas.token_ids)
+            self._num_tokens = _num_tokens(deltas)
         else:
             if self._merger is None:
                 self._merger = Merger()
                 self._merger.add(self._first)
             self._merger.add(deltas)
-            self._num_tokens += len(deltas.token_ids)
+            self._num_tokens += _num_tokens(deltas)
             self.num_merged += 1
         self._step_id = step_id
         if sampled_at_unix_us:

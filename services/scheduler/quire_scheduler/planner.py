@@ -175,6 +175,7 @@ class Planner:
             new_sequences=draft.new_sequences,
             num_tokens=len(rows.sequences) + sum(draft.num_new_tokens),
             sampling_rows=sampling_rows,
+            scored_prompts=draft.scored_prompts,
             started=draft.started,
             first_token=[s for s in draft.completed if s.first_token_s is None and not s.output_token_ids],
             filled=draft.filled,

@@ -19,8 +19,8 @@ class PrefixCache:
 
     def find(self, sequence: Sequence) -> list[int]:
         """Cached blocks of the sequence's longest known prefix; never all of it: the last token is always computed,
-        since its logits are needed. Nothing when the prompt's own log-probabilities are asked for."""
-        if not self.is_enabled or sequence.request.sampling.num_prompt_logprobs is not None:
+        since its logits are needed. Nothing where the request doesn't want to read the cache."""
+        if not self.is_enabled or sequence.request.skip_reading_prefix_cache:
             return []
         num_blocks = (sequence.num_tokens - 1) // self.block_size
         return self.index.find(self.hashes(sequence, num_blocks)[:num_blocks])

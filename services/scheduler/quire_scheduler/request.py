@@ -102,6 +102,7 @@ class Request:
     adapter: str = ""
     media_hashes: tuple[bytes, ...] = ()
     attachment: Any = None
+    skip_reading_prefix_cache: bool = False
     # Set by the scheduler.
     arrival_s: float = 0.0
     arrival_order: int = 0
@@ -111,8 +112,21 @@ class Request:
     num_cached_tokens: int = 0
     sequences: list[Sequence] = field(default_factory=list)
     num_unfinished: int = 0
+    # The sequence that computes the prompt's log-probabilities, and how many of them were passed on.
+    prompt_scorer: Sequence | None = None
+    num_prompt_logprobs_sent: int = 0
     # Hashes of the prompt's full blocks, made when first needed and shared by the siblings.
     prompt_hashes: list[bytes] | None = None
+
+    def must_score_prompt(self, sequence: Sequence) -> bool:
+        """Whether `sequence`, which is about to start, has to compute the prompt's log-probabilities: the request wants
+        some that it has not got, and no other sequence that runs is at it."""
+        if self.sampling.num_prompt_logprobs is None:
+            return False
+        other = self.prompt_scorer
+        is_free = other is None or other is sequence or other.status is not SequenceStatus.RUNNING
+        # The first prompt token has none.
+        return is_free and self.num_prompt_logprobs_sent < len(self.prompt_token_ids) - 1
 
 
 class Sequence:

@@ -10,7 +10,15 @@ from collections import deque
 from collections.abc import Callable, Hashable
 
 from quire_scheduler.config import SchedulerConfig
-from quire_scheduler.emission import Ended, add_row, check_result, emit_by_owner, emit_undisturbed, end_of
+from quire_scheduler.emission import (
+    Ended,
+    add_row,
+    check_result,
+    emit_by_owner,
+    emit_prompt_logprobs,
+    emit_undisturbed,
+    end_of,
+)
 from quire_scheduler.engine_state import EngineState
 from quire_scheduler.errors import Draining, InvalidRequest, QueueFull, SchedulerError, UnexpectedResult
 from quire_scheduler.events import BlockEvent, BlockEvents, BlockStored
@@ -160,13 +168,23 @@ class SchedulerCore:
                 request.fork_source = sequence
                 self._queue.release(sequence)
 
-    def abort(self, owner: Hashable, handle: int, now_s: float) -> bool:
-        """Ends a request in whatever state it is; nothing more is emitted for it. False: unknown, which is no error."""
+    def abort(self, owner: Hashable, handle: int, now_s: float, sequence_index: int | None = None) -> bool:
+        """Ends a request, or one sequence of it, in whatever state it is; nothing more is emitted for it.
+
+        False: unknown or ended already, which is no error.
+        """
         request = self._registry.get(owner, handle)
         if request is None:
             return False
-        self._end_request(request, FinishReason.ABORT, now_s)
-        return True
+        if sequence_index is None:
+            self._end_request(request, FinishReason.ABORT, now_s)
+            return True
+        for sequence in request.sequences:
+            if sequence.index == sequence_index and sequence.status is not SequenceStatus.FINISHED:
+                self._end(sequence, FinishReason.ABORT, now_s)
+                self._promote_sibling(request)
+                return True
+        return False
 
     def abort_owner(self, owner: Hashable, now_s: float) -> int:
         """Ends all requests of an owner that went away; answers how many."""
@@ -249,6 +267,8 @@ class SchedulerCore:
             ended, num_wasted = emit_by_owner(plan, result.token_ids, result.logprobs, news)
             self.stats.num_generated_tokens += num_rows - num_wasted
             self.stats.num_wasted_tokens += num_wasted
+        if result.prompt_logprobs is not None:
+            emit_prompt_logprobs(plan, result.prompt_logprobs, news)
         for request in plan.started:
             if request.num_unfinished:
                 deltas = news.setdefault(request.owner, Deltas())
@@ -304,6 +324,17 @@ class SchedulerCore:
         for sequence in request.sequences:
             if sequence.status is not SequenceStatus.FINISHED:
                 self._end(sequence, reason, now_s)
+
+    def _promote_sibling(self, request: Request) -> None:
+        """If the sequence ended whose prompt its siblings wait for, the first of them computes it."""
+        source = request.fork_source
+        if source is None or source.status is not SequenceStatus.FINISHED:
+            return
+        for sibling in request.sequences:
+            if sibling.status is SequenceStatus.HELD:
+                request.fork_source = sibling
+                self._queue.release(sibling)
+                return
 
     def _end(self, sequence: Sequence, reason: FinishReason, now_s: float) -> None:
         """Takes the sequence out of wherever it is; its blocks follow when its last step is acknowledged."""

@@ -24,6 +24,8 @@ class NewSequence:
     sequence_index: int
     adapter: str
     request: Request
+    # It computes its prompt's log-probabilities: for other sequences the wish is not passed on.
+    scores_prompt: bool = False
 
 
 @dataclass(slots=True)
@@ -60,6 +62,8 @@ class StepPlan:
     num_tokens: int = 0
     # Private to the scheduler from here on.
     sampling_rows: SamplingRows = field(default_factory=SamplingRows)
+    # Slots whose rows may bring prompt log-probabilities.
+    scored_prompts: dict[int, Request] = field(default_factory=dict)
     # Requests of which this is the first step.
     started: list[Request] = field(default_factory=list)
     # Sequences that get their first token ever in this step.
@@ -81,6 +85,24 @@ class LogprobColumns:
     top_token_ids: list[int] = field(default_factory=list)
     top_logprobs: list[float] = field(default_factory=list)
 
+    def extend(self, other: LogprobColumns, i: int, start: int, end: int) -> None:
+        """Append entry `i` of `other`, whose most probable tokens lie in [start, end). `rows` is the caller's."""
+        self.logprobs.append(other.logprobs[i])
+        self.ranks.append(other.ranks[i])
+        self.num_top.append(other.num_top[i])
+        self.top_token_ids += other.top_token_ids[start:end]
+        self.top_logprobs += other.top_logprobs[start:end]
+
+
+@dataclass(slots=True)
+class PromptLogprobs:
+    """Log-probabilities of prompt tokens, one entry per token: of `keys` (slots in a result, handles in deltas) the
+    token at `positions` (from 1). The `rows` of their columns are empty."""
+
+    keys: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    columns: LogprobColumns = field(default_factory=LogprobColumns)
+
 
 @dataclass(slots=True)
 class StepResult:
@@ -94,6 +116,7 @@ class StepResult:
     token_ids: list[int]
     num_tokens: list[int] = field(default_factory=list)
     logprobs: LogprobColumns | None = None
+    prompt_logprobs: PromptLogprobs | None = None
     sampled_at_unix_us: int = 0
     prepare_us: int = 0
     forward_us: int = 0
@@ -119,3 +142,4 @@ class Deltas:
     num_cached_tokens: list[int] = field(default_factory=list)
     rejections: list[tuple[int, SchedulerError]] = field(default_factory=list)
     logprobs: LogprobColumns | None = None
+    prompt_logprobs: PromptLogprobs | None = None

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.request import FinishReason, Request, SamplingParams, Sequence, SequenceStatus
 from quire_scheduler.scheduler import SchedulerCore
-from quire_scheduler.step import Deltas, LogprobColumns, NewSequence, StepPlan, StepResult
+from quire_scheduler.step import Deltas, LogprobColumns, NewSequence, PromptLogprobs, StepPlan, StepResult
 
 from .reference import next_token, reference_output
 
@@ -39,6 +39,7 @@ class FakeWorker:
     block_size: int
     rows: dict[int, Row] = field(default_factory=dict)
     blocks: dict[int, list[Cell | None]] = field(default_factory=dict)
+    scores: PromptLogprobs = field(default_factory=PromptLogprobs)
 
     def __post_init__(self) -> None:
         self.blocks = {i: [None] * self.block_size for i in range(self.num_blocks)}
@@ -52,6 +53,7 @@ class FakeWorker:
         for new in plan.new_sequences:
             self._place(new)
         self._append_blocks(plan)
+        self.scores = PromptLogprobs()
         assert len(set(plan.slots)) == len(plan.slots)
         for slot, count in zip(plan.slots, plan.num_new_tokens, strict=True):
             self._compute(slot, count)
@@ -70,12 +72,19 @@ class FakeWorker:
                 row.tokens.append(token)
                 slots.append(slot)
                 tokens.append(token)
-        return StepResult(plan.step_id, slots, tokens, logprobs=logprobs if logprobs.rows else None)
+        return StepResult(
+            plan.step_id,
+            slots,
+            tokens,
+            logprobs=logprobs if logprobs.rows else None,
+            prompt_logprobs=self.scores if self.scores.keys else None,
+        )
 
     def _place(self, new: NewSequence) -> None:
         assert new.slot not in self.rows, f"slot {new.slot} is taken"
         assert 0 <= new.num_computed_tokens < len(new.token_ids)
         assert len(new.block_ids) == -(-len(new.token_ids) // self.block_size)
+        assert not (new.scores_prompt and new.num_computed_tokens), "scores a prompt that is partly computed"
         context = f"{new.adapter}|{new.request.cache_salt}|{new.request.media_hashes}"
         self.rows[new.slot] = Row(
             list(new.token_ids), new.num_computed_tokens, list(new.block_ids), new, context
@@ -101,7 +110,18 @@ class FakeWorker:
                 position,
                 row.context,
             )
+        if row.sequence.scores_prompt:
+            self._score(slot, row, row.num_computed, row.num_computed + count)
         row.num_computed += count
+
+    def _score(self, slot: int, row: Row, start: int, end: int) -> None:
+        """Computing position p scores the prompt token behind it."""
+        for position in range(start + 1, min(end + 1, row.sequence.num_prompt_tokens)):
+            token = row.tokens[position]
+            self.scores.keys.append(slot)
+            self.scores.positions.append(position)
+            columns = LogprobColumns([], [-float(token)], [1], [1], [token], [-float(token)])
+            self.scores.columns.extend(columns, 0, 0, 1)
 
     def _sample(self, row: Row) -> int:
         read: list[int] = []
@@ -162,6 +182,9 @@ class Harness:
         self.rejections: dict[tuple[object, int], Exception] = {}
         self.started: dict[tuple[object, int], int] = {}
         self.aborted: set[tuple[object, int]] = set()
+        self.aborted_sequences: set[tuple[object, int, int]] = set()
+        # Per request the log-probabilities of its prompt that came: one more for each position, in order.
+        self.prompt_logprobs: dict[tuple[object, int], list[float]] = {}
         self.plans: list[StepPlan] = []
         self.connect()
 
@@ -249,6 +272,11 @@ class Harness:
         self.aborted.add((request.owner, request.handle))
         return self.core.abort(request.owner, request.handle, self.now_s)
 
+    def abort_sequence(self, request: Request, index: int) -> bool:
+        """Aborts one sequence of a request."""
+        self.aborted_sequences.add((request.owner, request.handle, index))
+        return self.core.abort(request.owner, request.handle, self.now_s, index)
+
     def expire(self) -> int:
         """Expires by the harness's clock."""
         count = self.core.expire(self.now_s)
@@ -324,6 +352,9 @@ class Harness:
         if sequence.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
             assert self.outputs[key] == expected
             assert self.finishes[key] is sequence.finish_reason
+            wants_scores = request.sampling.num_prompt_logprobs is not None
+            num_scores = len(request.prompt_token_ids) - 1 if wants_scores else 0
+            assert len(self.prompt_logprobs.get(key[:2], [])) == num_scores
         else:
             assert self.outputs[key] == expected[: len(self.outputs[key])]
         if sequence.finish_reason is FinishReason.DEADLINE:
@@ -347,13 +378,18 @@ class Harness:
 
     def _take(self, news: dict[object, Deltas]) -> None:
         for owner, deltas in news.items():
+            if deltas.prompt_logprobs is not None:
+                self._take_prompt_logprobs(owner, deltas.prompt_logprobs)
             tokens = iter(deltas.token_ids)
             logprob_of = {} if deltas.logprobs is None else self._logprobs(deltas)
             for row, (handle, index) in enumerate(zip(deltas.handles, deltas.sequence_indices, strict=True)):
                 key = (owner, handle, index)
                 assert (owner, handle) not in self.aborted, "news of an aborted request"
+                assert key not in self.aborted_sequences, "news of an aborted sequence"
                 assert key not in self.finishes, "news after the end"
                 new = [next(tokens) for _ in range(deltas.num_tokens[row])]
+                if new:
+                    self._check_prompt_is_scored(owner, handle)
                 self.outputs[key].extend(new)
                 assert logprob_of.get(row, [-float(t) for t in new]) == [-float(t) for t in new]
                 if deltas.finish_reasons and deltas.finish_reasons[row]:
@@ -367,6 +403,27 @@ class Harness:
             for handle, error in deltas.rejections:
                 assert (owner, handle) not in self.rejections
                 self.rejections[(owner, handle)] = error
+
+    def _take_prompt_logprobs(self, owner: object, found: PromptLogprobs) -> None:
+        prompts = {
+            request.handle: request.prompt_token_ids for request in self.requests if request.owner == owner
+        }
+        columns = found.columns
+        for i, (handle, position) in enumerate(zip(found.keys, found.positions, strict=True)):
+            assert (owner, handle) not in self.aborted
+            scores = self.prompt_logprobs.setdefault((owner, handle), [])
+            assert position == len(scores) + 1, "a position twice, or out of order"
+            assert columns.logprobs[i] == columns.top_logprobs[i] == -float(prompts[handle][position])
+            scores.append(columns.logprobs[i])
+
+    def _check_prompt_is_scored(self, owner: object, handle: int) -> None:
+        request = self.core._registry.get(owner, handle)
+        if request is None:
+            return
+        wanted = 0 if request.sampling.num_prompt_logprobs is None else len(request.prompt_token_ids) - 1
+        assert len(self.prompt_logprobs.get((owner, handle), [])) == wanted, (
+            "output before the whole prompt's scores"
+        )
 
     @staticmethod
     def _logprobs(deltas: Deltas) -> dict[int, list[float]]:

@@ -99,3 +99,50 @@ def test_a_resumed_sequence_that_had_ended_ends_at_once():
     harness.run()
     assert harness.reason(request, 2) is not None
     assert harness.num_free() == harness.num_blocks - 1
+
+
+def test_aborting_one_sequence_returns_its_blocks_and_leaves_the_others():
+    """A sequence whose text has ended gives its blocks back at once; its siblings go on to their own ends."""
+    harness = Harness(max_num_batched_tokens=32)
+    request = harness.submit(prompt(11), n=3, max_tokens=24)
+    for _ in range(6):
+        harness.step()
+    table = set(request.sequences[1].block_table)
+    shared = {block for i in (0, 2) for block in request.sequences[i].block_table}
+    assert harness.abort_sequence(request, 1)
+    assert not harness.abort_sequence(request, 1)
+    while harness.in_flight:
+        harness.apply()
+    assert table - shared and all(harness.core._engine.pool.ref_count(b) == 0 for b in table - shared)
+    assert harness.core.num_running == 2
+    harness.run()
+    for index in (0, 2):
+        assert harness.output(request, index) == harness.expected(request, index)
+    assert harness.reason(request, 1) is None
+    harness.check_ended()
+
+
+def test_aborting_the_sequence_whose_prompt_the_others_wait_for_lets_them_go_on():
+    """Held siblings are not left behind by the one that was computing their prompt, in whatever state it is."""
+    for num_steps in (0, 1, 3):
+        harness = Harness(max_num_batched_tokens=8)
+        request = harness.submit(prompt(20), n=3, max_tokens=5)
+        for _ in range(num_steps):
+            harness.plan()
+        assert harness.abort_sequence(request, 0)
+        harness.run()
+        for index in (1, 2):
+            assert harness.output(request, index) == harness.expected(request, index)
+        harness.check_ended()
+
+
+def test_aborting_every_sequence_ends_the_request():
+    """The last sequence's abort is the request's end; an index that is not there is ignored."""
+    harness = Harness()
+    request = harness.submit(prompt(5), n=2, max_tokens=20)
+    harness.step()
+    assert not harness.core.abort("gateway", request.handle, 0.0, 7)
+    assert harness.abort_sequence(request, 0) and harness.abort_sequence(request, 1)
+    assert harness.core.num_requests == 0
+    harness.run()
+    harness.check_ended()

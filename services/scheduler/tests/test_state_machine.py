@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from quire_scheduler.errors import InvalidRequest, QueueFull
+from quire_scheduler.request import SequenceStatus
 
 from .harness import Harness
 from .reference import EOS, VOCABULARY
@@ -58,12 +59,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         owner=st.sampled_from(["gateway-1", "gateway-1", "gateway-2"]),
         timeout_s=st.one_of(st.none(), st.floats(0.01, 1.0)),
         logprobs=st.sampled_from([None, None, 1]),
-        prompt_logprobs=st.sampled_from([None, None, None, 0]),
+        prompt_logprobs=st.sampled_from([None, None, 0]),
+        skip_cache=st.sampled_from([False, False, True]),
         min_tokens=st.sampled_from([0, 0, 4]),
         num_resumed=st.sampled_from([None, None, None, 0, 2, 5]),
     )
     def submit(self, prompt, length, n, timeout_s, logprobs, prompt_logprobs, num_resumed, **fields):
-        salt = fields.pop("salt")
+        salt, skip_cache = fields.pop("salt"), fields.pop("skip_cache")
         resumed = {} if num_resumed is None else {n - 1: [3] * num_resumed}
         before = self.harness.core.load(0.0)
         try:
@@ -71,6 +73,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 PROMPTS[prompt][:length],
                 n=n,
                 cache_salt=salt,
+                skip_reading_prefix_cache=skip_cache,
                 deadline_s=None if timeout_s is None else self.harness.now_s + timeout_s,
                 num_logprobs=logprobs,
                 num_prompt_logprobs=prompt_logprobs,
@@ -108,6 +111,17 @@ class SchedulerMachine(RuleBasedStateMachine):
             was_known = request.num_unfinished > 0
             assert self.harness.abort(request) == was_known
             assert not self.harness.abort(request)
+
+    @rule(data=st.data())
+    def abort_sequence(self, data):
+        if self.harness.requests:
+            request = data.draw(st.sampled_from(self.harness.requests))
+            index = data.draw(st.integers(0, request.n))
+            known = [s for s in request.sequences if s.index == index]
+            was_known = any(s.status is not SequenceStatus.FINISHED for s in known)
+            if was_known or not known:
+                assert self.harness.abort_sequence(request, index) == was_known
+                assert not self.harness.abort_sequence(request, index)
 
     @rule(owner=st.sampled_from(["gateway-1", "gateway-2", "nobody"]))
     def abort_owner(self, owner):
