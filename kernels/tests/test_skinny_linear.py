@@ -38,6 +38,31 @@ def test_any_plan_gives_the_same(splits, place, assert_close):
     assert_close(inputs["residual"], reference)
 
 
+@pytest.mark.parametrize("case", [CASES[1], CASES[3], CASES[5]], ids=str)
+def test_rows_of_the_weight_are_scaled(case, place, assert_close):
+    """A weight of eight-bit floats stands for itself times its row's scale; the interpreter knows no such floats."""
+    device, dtype = place
+    inputs = _inputs(case, device, dtype)
+    kind = torch.float8_e4m3fn if device == "cuda" else dtype
+    inputs["scale"] = inputs["weight"].float().abs().amax(1) / 448
+    inputs["weight"] = (inputs["weight"].float() / inputs["scale"][:, None]).to(kind)
+    out = torch.full((case.rows, case.num_outputs), float("nan"), dtype=dtype, device=device)
+    workspace = SkinnyWorkspace(device, 1 << 20, 64)
+    skinny_linear(**inputs, out=out, workspace=workspace)
+    assert_close(out, skinny_linear_reference(**inputs))
+    with pytest.raises(ValueError, match="scale"):
+        skinny_linear(**inputs | {"scale": inputs["scale"][:5]}, out=out, workspace=workspace)
+
+
+def test_half_precision_outputs_are_saturated(half_place):
+    """What is beyond float16 becomes its largest number, not infinity."""
+    device, dtype = half_place
+    x, weight = (torch.full((2, 64), 200.0, dtype=dtype, device=device) for _ in range(2))
+    out = torch.empty(2, 2, dtype=dtype, device=device)
+    skinny_linear(x, weight, out, SkinnyWorkspace(device, 1 << 20, 64))
+    assert (out == 65504.0).all()
+
+
 def test_what_cannot_run_is_refused(place):
     """Too many rows, and a workspace that is too small, are a ValueError."""
     device, dtype = place

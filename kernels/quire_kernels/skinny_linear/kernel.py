@@ -8,6 +8,7 @@ Legend: m rows (MP padded), N outputs, K inputs; a program has OUTS outputs, and
 
 x         [m, K]    row stride x_stride
 weight    [N, K], or [2 N, K] with gate rows before up rows; row stride weight_stride
+scale     [rows of weight] float32: of each row of an fp8 weight, which is widened to x's type on its way
 residual  [m, N], out [m, N]; out may be residual
 partial   [SPLITS, tiles, 1 or 2, OUTS, MP] float32
 counters  [tiles]   splits that have finished; zero before and after
@@ -25,10 +26,10 @@ from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 # One compiled kernel for every number of rows: Triton would make others for 1 and for multiples of 16.
 @triton.jit(do_not_specialize=["m"])
 def _skinny_kernel(
-    x, x_stride, weight, weight_stride, residual, residual_stride, bias, out, out_stride, partial, counters, m, N, K,
-    split_chunks, MP: tl.constexpr, OUTS: tl.constexpr, CHUNK: tl.constexpr, SPLITS: tl.constexpr,
-    RESIDUAL: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, EVEN: tl.constexpr, PDL: tl.constexpr,
-    STAGES: tl.constexpr,
+    x, x_stride, weight, weight_stride, scale, residual, residual_stride, bias, out, out_stride, partial, counters, m,
+    N, K, split_chunks, MP: tl.constexpr, OUTS: tl.constexpr, CHUNK: tl.constexpr, SPLITS: tl.constexpr,
+    RESIDUAL: tl.constexpr, BIAS: tl.constexpr, GATED: tl.constexpr, SCALED: tl.constexpr, EVEN: tl.constexpr,
+    PDL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     split = tl.program_id(0)
     tile = tl.program_id(1)
@@ -53,12 +54,16 @@ def _skinny_kernel(
         else:
             values = tl.load(right + at, mask=(at + k < K)[None, :], other=0.0)
             block = tl.load(left + at, mask=(at + k < K)[None, :], other=0.0)
+        if SCALED:
+            block = block.to(values.dtype)
         acc = tl.dot(block, tl.trans(values), acc, input_precision="ieee")
         if GATED:
             if EVEN:
                 up_block = tl.load(up_left + at)
             else:
                 up_block = tl.load(up_left + at, mask=(at + k < K)[None, :], other=0.0)
+            if SCALED:
+                up_block = up_block.to(values.dtype)
             up_acc = tl.dot(up_block, tl.trans(values), up_acc, input_precision="ieee")
 
     last = True
@@ -81,6 +86,10 @@ def _skinny_kernel(
                 if GATED:
                     up_acc += tl.load(mine + other * stride + OUTS * MP, cache_modifier=".cg")
     if last:
+        if SCALED:
+            acc *= tl.load(scale + within)[:, None]
+            if GATED:
+                up_acc *= tl.load(scale + N + within)[:, None]
         if GATED:
             acc = acc * tl.sigmoid(acc) * up_acc
         if BIAS:
@@ -89,6 +98,9 @@ def _skinny_kernel(
         if RESIDUAL:
             held = residual + rows[None, :].to(tl.int64) * residual_stride + outs[:, None]
             acc += tl.load(held, mask=mask, other=0.0).to(tl.float32)
+        if out.dtype.element_ty == tl.float16:
+            # A gate's products may be beyond float16: large, and not infinite.
+            acc = tl.minimum(tl.maximum(acc, -65504.0), 65504.0)
         place = out + rows[None, :].to(tl.int64) * out_stride + outs[:, None]
         tl.store(place, acc.to(out.dtype.element_ty), mask=mask)
 
@@ -97,6 +109,7 @@ def launch(
     x: torch.Tensor,
     weight: torch.Tensor,
     out: torch.Tensor,
+    scale: torch.Tensor | None,
     residual: torch.Tensor | None,
     bias: torch.Tensor | None,
     scratch: tuple[torch.Tensor, torch.Tensor],
@@ -112,8 +125,9 @@ def launch(
     held = x if residual is None else residual
     chunks = triton.cdiv(num_inputs, chunk)
     _skinny_kernel[(splits, triton.cdiv(num_outputs, outs))](
-        x, x.stride(0), weight, weight.stride(0), held, held.stride(0), x if bias is None else bias, out, out.stride(0),
-        *scratch, rows, num_outputs, num_inputs, triton.cdiv(chunks, splits), MP=max(16, triton.next_power_of_2(rows)),
-        OUTS=outs, CHUNK=chunk, SPLITS=splits, RESIDUAL=residual is not None, BIAS=bias is not None, GATED=gated,
+        x, x.stride(0), weight, weight.stride(0), x if scale is None else scale, held, held.stride(0),
+        x if bias is None else bias, out, out.stride(0), *scratch, rows, num_outputs, num_inputs,
+        triton.cdiv(chunks, splits), MP=max(16, triton.next_power_of_2(rows)), OUTS=outs, CHUNK=chunk, SPLITS=splits,
+        RESIDUAL=residual is not None, BIAS=bias is not None, GATED=gated, SCALED=scale is not None,
         EVEN=num_inputs % chunk == 0, STAGES=stages, num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip

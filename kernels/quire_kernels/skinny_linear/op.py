@@ -44,12 +44,22 @@ def default_plan(num_outputs: int, num_inputs: int, gated: bool) -> Plan:
     return Plan(64, 128, splits, 4, 3 if num_outputs > 65536 else 4)
 
 
+def scaled_plan(num_outputs: int, num_inputs: int, gated: bool) -> Plan:
+    """As default_plan, for fp8 weights: half the bytes, so that more outputs share what is read of x."""
+    outs = 64 if gated or num_outputs > 65536 else 128
+    tiles, chunks, splits = -(-num_outputs // outs), -(-num_inputs // 128), 1
+    while tiles * splits < 96 and splits < 16 and chunks >= 4 * splits:
+        splits *= 2
+    return Plan(outs, 128, splits, 4, 4)
+
+
 def skinny_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     out: torch.Tensor,
     workspace: SkinnyWorkspace,
     *,
+    scale: torch.Tensor | None = None,
     residual: torch.Tensor | None = None,
     bias: torch.Tensor | None = None,
     gated: bool = False,
@@ -59,7 +69,8 @@ def skinny_linear(
     """out [m, N] = x [m, K] W^T + bias + residual, for 1 <= m <= MAX_ROWS.
 
     weight: [N, K], contiguous along K. gated: weight is [2 N, K], gate above up, and the product becomes
-    silu(gate) * up. residual [m, N] may be out itself. out may be of another floating type than x. Sums are float32.
+    silu(gate) * up. residual [m, N] may be out itself. out may be of another floating type than x; float16 is saturated.
+    scale [rows of weight], float32: what each row of an fp8 weight stands for. Sums are float32.
     """
     rows, num_inputs = x.shape
     num_outputs = out.shape[1]
@@ -71,13 +82,16 @@ def skinny_linear(
         raise ValueError(f"weight {list(weight.shape)} does not give {num_outputs} outputs, gated {gated}")
     if any(tensor is not None and tensor.stride(1) != 1 for tensor in (x, weight, out, residual)):
         raise ValueError("rows of x, weight, out and residual must be contiguous")
-    check_device("skinny_linear", x, weight, out, residual, bias)
-    chosen = plan or default_plan(num_outputs, num_inputs, gated)
+    if scale is not None and (scale.dtype != torch.float32 or scale.shape != weight.shape[:1]):
+        raise ValueError(f"scale must be float32 [{len(weight)}], got {scale.dtype} {list(scale.shape)}")
+    check_device("skinny_linear", x, weight, out, scale, residual, bias)
+    plans = default_plan if scale is None else scaled_plan
+    chosen = plan or plans(num_outputs, num_inputs, gated)
     tiles = -(-num_outputs // chosen.outs)
     floats = chosen.splits * tiles * chosen.outs * max(16, 1 << (rows - 1).bit_length()) * (2 if gated else 1)
     if chosen.splits > 1 and (floats > len(workspace.partial) or tiles > len(workspace.counters)):
         raise ValueError(f"the workspace holds {len(workspace.partial)} numbers, {floats} are needed")
     kernel.launch(
-        x, weight, out, residual, bias, (workspace.partial, workspace.counters), gated=gated,
+        x, weight, out, scale, residual, bias, (workspace.partial, workspace.counters), gated=gated,
         plan=(chosen.outs, chosen.chunk, chosen.splits, chosen.warps, chosen.stages), options=pdl_options(pdl),
     )  # fmt: skip
