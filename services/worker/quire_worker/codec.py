@@ -5,6 +5,8 @@ Translation only; whether a plan makes sense is for whoever executes it.
 
 from __future__ import annotations
 
+import numpy as np
+
 from quire.model.v1 import model_pb2
 from quire.sampling.v1 import sampling_pb2
 from quire.worker.v1 import lifecycle_pb2, step_pb2
@@ -15,11 +17,13 @@ from quire_worker.executor import (
     PoolDescription,
     PoolRequest,
 )
+from quire_worker.masks import num_words
 from quire_worker.step import (
     LogprobColumns,
     NewSequence,
     PromptLogprobs,
     SamplingParams,
+    StepMask,
     StepOutcome,
     StepPlan,
 )
@@ -52,7 +56,19 @@ def plan_from_message(message: step_pb2.StepRequest) -> StepPlan:
         copy_source_block_ids=list(message.copy_source_block_ids),
         copy_target_block_ids=list(message.copy_target_block_ids),
         new_sequences=[_new_sequence(sequence) for sequence in message.new_sequences],
+        masked_slots=list(message.masked_slots),
     )
+
+
+def mask_from_message(message: step_pb2.SampleMask, vocab_size: int) -> StepMask:
+    """A mask's rows. ValueError unless there is one row of the vocabulary's size for each slot."""
+    size = num_words(vocab_size)
+    words = np.frombuffer(message.bitmasks, dtype="<u4") if len(message.bitmasks) % 4 == 0 else None
+    if words is None or len(words) != len(message.slots) * size:
+        raise ValueError(
+            f"{len(message.bitmasks)} bytes for {len(message.slots)} slots of {4 * size} bytes each"
+        )
+    return StepMask(message.step_id, list(message.slots), words.reshape(len(message.slots), size))
 
 
 def outcome_to_message(outcome: StepOutcome) -> step_pb2.ExecuteResponse:
@@ -67,6 +83,7 @@ def outcome_to_message(outcome: StepOutcome) -> step_pb2.ExecuteResponse:
         forward_us=times.forward_us,
         sample_us=times.sample_us,
         idle_us=min(times.idle_us, 0xFFFFFFFF),
+        mask_wait_us=min(times.mask_wait_us, 0xFFFFFFFF),
     )
     if outcome.logprobs is not None:
         result.logprobs.CopyFrom(_logprobs_to_message(outcome.logprobs))
@@ -154,6 +171,7 @@ def sampling_from_message(message: sampling_pb2.SamplingParams) -> SamplingParam
         logit_bias=dict(message.logit_bias),
         stop_token_ids=tuple(message.stop_token_ids),
         allowed_token_ids=tuple(message.allowed_token_ids),
+        is_masked=message.HasField("constraint") or message.HasField("reasoning"),
         bad_token_sequences=tuple(tuple(bad.token_ids) for bad in message.bad_token_sequences),
         logprob_token_ids=tuple(message.logprob_token_ids),
     )

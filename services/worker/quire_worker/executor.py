@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Protocol
 
-from quire_worker.step import StepOutcome, StepPlan
+from quire_worker.step import StepMask, StepOutcome, StepPlan
 
 
 class LoadPhase(IntEnum):
@@ -20,6 +20,15 @@ class LoadPhase(IntEnum):
     WEIGHTS = 2
     WARM_UP = 3
     READY = 4
+
+
+class ModelTask(IntEnum):
+    """What a model is asked for; the numbers are those of the contract's enum."""
+
+    GENERATE = 1
+    EMBED = 2
+    CLASSIFY = 3
+    SCORE = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +51,10 @@ class ModelSource:
 
 @dataclass(frozen=True, slots=True)
 class ModelDescription:
-    """A loaded model as clients must know it; `default_sampling` has only what its generation_config names."""
+    """A loaded model as clients must know it; `default_sampling` has only what its generation_config names.
+
+    embedding_size: values of an embedding, 0 if it makes none. labels: a classifier's classes by index.
+    """
 
     id: str
     architecture: str
@@ -54,6 +66,9 @@ class ModelDescription:
     created_unix_s: int
     fingerprint: str
     default_sampling: Mapping[str, float | int] = field(default_factory=dict)
+    tasks: Sequence[ModelTask] = (ModelTask.GENERATE,)
+    embedding_size: int = 0
+    labels: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +131,13 @@ class Executor(Protocol):
         """
         ...
 
+    def mask(self, mask: StepMask) -> None:
+        """Hand over what masked slots of a submitted plan may sample; called on the event loop, never blocks."""
+        ...
+
     async def reset(self) -> None:
-        """Forget every sequence once the plans already submitted have ended."""
+        """Forget every sequence once the plans already submitted have ended; no more masks come for them: those that
+        wait for one fail with MasksLost."""
         ...
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """What the worker counts about its steps, for Prometheus; knows nothing of steps' contents but their times.
 
 Names: quire_worker_steps_total, quire_worker_step_tokens_total, and histograms of seconds a step
-quire_worker_{prepare,forward,sample,idle}_seconds.
+quire_worker_{prepare,forward,sample,idle,mask_wait}_seconds (mask_wait: of masked steps only).
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class WorkerMetrics:
                 ("forward", "the forward pass"),
                 ("sample", "sampling"),
                 ("idle", "waiting for a plan before it"),
+                ("mask_wait", "waiting for masks before sampling"),
             )
         }
 
@@ -47,3 +48,5 @@ class WorkerMetrics:
             ("idle", times.idle_us),
         ):
             self._phases[phase].observe(micros * 1e-6)
+        if times.mask_wait_us:
+            self._phases["mask_wait"].observe(times.mask_wait_us * 1e-6)

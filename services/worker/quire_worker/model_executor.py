@@ -42,6 +42,7 @@ from quire_worker.loading.open import (
     served_name,
 )
 from quire_worker.loading.weight_count import CountingSource
+from quire_worker.masks import MaskBox
 from quire_worker.models.decoder import DecoderWeights, load_weights
 from quire_worker.models.registry import spec_from_config
 from quire_worker.models.spec import DecoderSpec
@@ -49,7 +50,7 @@ from quire_worker.runner import ModelRunner
 from quire_worker.sampling.sampler import Sampler
 from quire_worker.sizing import free_host_bytes, plan_pool
 from quire_worker.slots import SlotLimits, SlotTables
-from quire_worker.step import NewSequence, SamplingParams, StepOutcome, StepPlan
+from quire_worker.step import NewSequence, SamplingParams, StepMask, StepOutcome, StepPlan
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +83,7 @@ class ModelExecutor:
         self._settings = settings
         self._loaded: _Loaded | None = None
         self._engine: Engine | None = None
+        self._masks: MaskBox | None = None
 
     @property
     def device(self) -> str:
@@ -148,7 +150,8 @@ class ModelExecutor:
             loaded.spec, plan.num_blocks, plan.block_size, device=backend.device, dtype=backend.dtype
         )
         is_raw = self._settings.has_raw_logprobs
-        self._engine = Engine(_build_runner(loaded, limits, plan.max_tokens_per_step, pool, is_raw=is_raw))
+        runner = _build_runner(loaded, limits, plan.max_tokens_per_step, pool, is_raw=is_raw)
+        self._engine, self._masks = Engine(runner), runner.masks
         return PoolDescription(
             num_blocks=plan.num_blocks,
             block_size=plan.block_size,
@@ -171,14 +174,21 @@ class ModelExecutor:
 
         self._engine.submit(plan).add_done_callback(done)
 
+    def mask(self, mask: StepMask) -> None:
+        """See Executor."""
+        assert self._masks is not None
+        self._masks.put(mask)
+
     async def reset(self) -> None:
         """See Executor."""
-        if self._engine is not None:
+        if self._engine is not None and self._masks is not None:
+            self._masks.close()
             await asyncio.wrap_future(self._engine.reset())
 
     def close(self) -> None:
         """See Executor."""
-        if self._engine is not None:
+        if self._engine is not None and self._masks is not None:
+            self._masks.close()
             self._engine.stop()
 
     def _warm_up(self) -> None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from quire_worker.input_batch import InputBatch
 from quire_worker.kv_cache import BlockPool
+from quire_worker.masks import MaskBox
 from quire_worker.sampling.sampler import Sampler
 from quire_worker.slots import SlotTables
 from quire_worker.step import StepOutcome, StepPlan, StepTimes
@@ -44,6 +45,8 @@ class ModelRunner:
     def __init__(
         self, forward: Forward, tables: SlotTables, batch: InputBatch, pool: BlockPool, sampler: Sampler
     ) -> None:
+        # Where masks of plans with masked slots arrive.
+        self.masks = MaskBox()
         self._forward = forward
         self._tables = tables
         self._batch = batch
@@ -60,7 +63,10 @@ class ModelRunner:
         prepared = time.perf_counter_ns()
         self._forward.run()
         computed = time.perf_counter_ns()
-        chosen = self._sampler.sample(batch.sample_slots, self._forward)
+        masks, mask_wait_us = (
+            self.masks.wait(plan.step_id, plan.masked_slots) if plan.masked_slots else (None, 0)
+        )
+        chosen = self._sampler.sample(batch.sample_slots, self._forward, masks)
         self._tables.append_tokens(batch.sample_slots, chosen.token_ids)
         prompt_logprobs = self._sampler.prompt_logprobs(batch, self._forward)
         sampled = time.perf_counter_ns()
@@ -73,7 +79,8 @@ class ModelRunner:
             times=StepTimes(
                 prepare_us=(prepared - started) // 1000,
                 forward_us=(computed - prepared) // 1000,
-                sample_us=(sampled - computed) // 1000,
+                sample_us=(sampled - computed) // 1000 - mask_wait_us,
+                mask_wait_us=mask_wait_us,
             ),
             sampled_at_unix_us=time.time_ns() // 1000,
         )
@@ -82,6 +89,7 @@ class ModelRunner:
         """Forget every sequence; blocks keep their content."""
         self._tables.release_all()
         self._sampler.forget_all()
+        self.masks.reset()
 
     def _apply(self, plan: StepPlan) -> None:
         for slot in plan.released_slots:

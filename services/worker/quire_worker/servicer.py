@@ -25,8 +25,9 @@ from quire_servicekit.logging import get_logger
 from quire_worker import codec
 from quire_worker.executor import Executor, LoadPhase, PoolTooLarge
 from quire_worker.lifecycle import Lifecycle, WorkerState
+from quire_worker.masks import MasksLost
 from quire_worker.metrics import WorkerMetrics
-from quire_worker.step import StepOutcome
+from quire_worker.step import StepOutcome, StepPlan
 
 log = get_logger("worker")
 
@@ -38,13 +39,16 @@ class Fenced(Exception):
 class StepStream:
     """One Execute stream: hands plans to the executor as they come, sends outcomes as they are delivered."""
 
-    def __init__(self, executor: Executor, context: Any, metrics: WorkerMetrics) -> None:
+    def __init__(self, executor: Executor, context: Any, metrics: WorkerMetrics, vocab_size: int) -> None:
         self._executor = executor
+        self._vocab_size = vocab_size
         self._context = context
         self._metrics = metrics
         self._outbox: deque[StepOutcome] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._num_running = 0
+        # Masked slots of steps that are not answered yet, until their mask comes.
+        self._unmasked: dict[int, set[int]] = {}
         self._is_read_out = False
         # Set once the slots are empty again: until then it owns the executor.
         self.closed = asyncio.Event()
@@ -76,12 +80,33 @@ class StepStream:
     async def _read(self) -> None:
         read, submit, deliver = self._context.read, self._executor.submit, self._deliver
         while (message := await read()) is not grpc.aio.EOF:
-            if message.WhichOneof("message") != "step":
-                raise InvalidRequest("message", "`step` after `open`", message.WhichOneof("message"))
-            self._num_running += 1
-            submit(codec.plan_from_message(message.step), deliver)
+            kind = message.WhichOneof("message")
+            if kind == "step":
+                self._num_running += 1
+                plan = codec.plan_from_message(message.step)
+                if plan.masked_slots:
+                    self._unmasked[plan.step_id] = _masked_slots(plan)
+                submit(plan, deliver)
+            elif kind == "mask":
+                self._mask(message.mask)
+            else:
+                raise InvalidRequest("message", "`step` or `mask` after `open`", kind)
         self._is_read_out = True
         self._wake_writer()
+
+    def _mask(self, message: step_pb2.SampleMask) -> None:
+        slots = list(message.slots)
+        missing = self._unmasked.get(message.step_id, set())
+        if len(set(slots)) != len(slots) or not missing.issuperset(slots):
+            raise InvalidRequest("mask.slots", f"masked slots of step {message.step_id}, each once", slots)
+        try:
+            mask = codec.mask_from_message(message, self._vocab_size)
+        except ValueError as error:
+            raise InvalidRequest("mask.bitmasks", message=f"malformed mask: {error}") from error
+        missing.difference_update(slots)
+        if not missing:
+            del self._unmasked[message.step_id]
+        self._executor.mask(mask)
 
     async def _write(self) -> None:
         outbox, write = self._outbox, self._context.write
@@ -98,6 +123,9 @@ class StepStream:
         self._num_running -= 1
         if isinstance(outcome, ValueError):
             self.fail(InvalidRequest("step", message=f"malformed step: {outcome}"))
+        elif isinstance(outcome, MasksLost):
+            # Its stream has ended already.
+            self.fail(outcome)
         elif isinstance(outcome, Exception):
             log.error("step failed", exc_info=outcome)
             self.fail(outcome)
@@ -192,7 +220,9 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServicer):
             await older.closed.wait()
         if self._epoch != epoch:
             await _abort_fenced(context, epoch, self._epoch)
-        stream = self._stream = StepStream(self._executor, context, self._metrics)
+        model = self._lifecycle.model
+        vocab_size = 0 if model is None else model.vocab_size
+        stream = self._stream = StepStream(self._executor, context, self._metrics, vocab_size)
         log.info("scheduler connected", epoch=epoch, scheduler_id=scheduler_id)
         try:
             await context.write(step_pb2.ExecuteResponse(opened=step_pb2.Opened(epoch=epoch)))
@@ -224,6 +254,13 @@ class WorkerServicer(worker_service_pb2_grpc.WorkerServicer):
         if message.open.epoch <= self._epoch:
             raise StaleEpoch(message.open.epoch, self._epoch)
         return message.open.epoch, message.open.scheduler_id
+
+
+def _masked_slots(plan: StepPlan) -> set[int]:
+    slots = set(plan.masked_slots)
+    if len(slots) != len(plan.masked_slots) or not slots.issubset(plan.slots):
+        raise InvalidRequest("step.masked_slots", "slots of the step, each once", list(plan.masked_slots))
+    return slots
 
 
 async def _abort_fenced(context: Any, epoch: int, current: int) -> None:

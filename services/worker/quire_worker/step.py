@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from quire_worker.pooling.params import PooledVectors, PoolingParams
+
 Int32Array = NDArray[np.int32]
 
 
@@ -23,7 +25,7 @@ class SamplingParams:
     stop_token_ids takes part only in that mask, because ending a sequence is the scheduler's business.
     allowed_token_ids: if not empty, nothing else can be sampled. bad_token_sequences: the last token of each can't be
     sampled where the output ends with all its others. logprob_token_ids: in place of the most probable tokens, these in
-    this order; excludes num_logprobs.
+    this order; excludes num_logprobs. is_masked: plans may name the sequence's slot among their masked slots.
     """
 
     temperature: float = 1.0
@@ -43,6 +45,7 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] = ()
     bad_token_sequences: Sequence[Sequence[int]] = ()
     logprob_token_ids: Sequence[int] = ()
+    is_masked: bool = False
 
     @property
     def wants_logprobs(self) -> bool:
@@ -56,7 +59,8 @@ class NewSequence:
 
     token_ids: prompt, then output so far. num_computed_tokens: leading tokens whose keys and values are in
     `block_ids` already, less than len(token_ids). block_ids: token i lives in block_ids[i // block_size].
-    eos_token_ids: masked before min_tokens unless the sampling says ignore_eos.
+    eos_token_ids: masked before min_tokens unless the sampling says ignore_eos. pooling: set for a sequence whose answer is
+    a vector: it never samples.
     """
 
     slot: int
@@ -67,6 +71,7 @@ class NewSequence:
     sampling: SamplingParams
     eos_token_ids: Sequence[int] = ()
     sequence_index: int = 0
+    pooling: PoolingParams | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +83,7 @@ class StepPlan:
     before the step (empty: none for any row); new_block_ids, those blocks, row after row.
     A row samples exactly when all its known tokens are computed after the step; the sampled token is then
     appended to its known tokens, so the next plan may be submitted before this one has run.
+    masked_slots: slots among these that must not sample before a StepMask tells what they may.
     """
 
     step_id: int
@@ -89,6 +95,19 @@ class StepPlan:
     copy_source_block_ids: Sequence[int] = ()
     copy_target_block_ids: Sequence[int] = ()
     new_sequences: Sequence[NewSequence] = ()
+    masked_slots: Sequence[int] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class StepMask:
+    """Which tokens masked slots of a step may sample.
+
+    words: [len(slots), ceil(vocab_size / 32)] uint32; bit t % 32 of word t // 32 set: token t may be sampled.
+    """
+
+    step_id: int
+    slots: list[int]
+    words: NDArray[np.uint32]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,12 +139,14 @@ class PromptLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """Where a step's time went, in microseconds. idle_us: the engine waited for a plan before it."""
+    """Where a step's time went, in microseconds. idle_us: the engine waited for a plan before it. mask_wait_us: it
+    waited for masks before sampling, which is no part of sample_us."""
 
     prepare_us: int = 0
     forward_us: int = 0
     sample_us: int = 0
     idle_us: int = 0
+    mask_wait_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +155,8 @@ class StepOutcome:
 
     logprobs: only where a row asked. prompt_logprobs: of the prompt tokens whose predecessors this step computed, for
     sequences that asked.
-    sampled_at_unix_us: wall clock when the tokens were known on the host.
+    sampled_at_unix_us: wall clock when the tokens were known on the host. pooled: vectors of the pooled sequences that the
+    step completed.
     """
 
     step_id: int
@@ -144,3 +166,4 @@ class StepOutcome:
     prompt_logprobs: PromptLogprobs | None = None
     times: StepTimes = field(default_factory=StepTimes)
     sampled_at_unix_us: int = 0
+    pooled: PooledVectors | None = None

@@ -43,12 +43,13 @@ from quire_worker.loading.open import (
     served_name,
 )
 from quire_worker.loading.weight_count import CountingSource
+from quire_worker.masks import MaskBox
 from quire_worker.models.decoder import load_weights
 from quire_worker.models.registry import spec_from_config
 from quire_worker.models.spec import DecoderSpec
 from quire_worker.sizing import DEFAULT_BLOCK_SIZE, plan_pool
 from quire_worker.slots import SlotLimits
-from quire_worker.step import StepOutcome, StepPlan
+from quire_worker.step import StepMask, StepOutcome, StepPlan
 
 log = get_logger("executor")
 
@@ -74,6 +75,7 @@ class DeviceExecutor:
         self._place = torch.device(settings.device)
         self._loaded: Loaded | None = None
         self._pipeline: Pipeline[Launched] | None = None
+        self._masks: MaskBox | None = None
         self._stream = torch.cuda.Stream(self._place) if self._place.type == "cuda" else None
         self.compiled = CompileCounter()
 
@@ -153,7 +155,7 @@ class DeviceExecutor:
         # Launching an eager step keeps the interpreter busy for milliseconds; whoever delivers results must not wait
         # for the usual 5 ms to get a turn.
         sys.setswitchinterval(_SWITCH_INTERVAL_S)
-        self._pipeline = Pipeline(built.runner, self._on_stream)
+        self._pipeline, self._masks = Pipeline(built.runner, self._on_stream), built.runner.masks
         pool = built.pool
         return PoolDescription(
             num_blocks=plan.num_blocks,
@@ -186,14 +188,21 @@ class DeviceExecutor:
         assert self._loaded is not None
         return self._loaded.spec
 
+    def mask(self, mask: StepMask) -> None:
+        """See Executor."""
+        assert self._masks is not None
+        self._masks.put(mask)
+
     async def reset(self) -> None:
         """See Executor."""
-        if self._pipeline is not None:
+        if self._pipeline is not None and self._masks is not None:
+            self._masks.close()
             await asyncio.wrap_future(self._pipeline.reset())
 
     def close(self) -> None:
         """See Executor."""
-        if self._pipeline is not None:
+        if self._pipeline is not None and self._masks is not None:
+            self._masks.close()
             self._pipeline.stop()
         if self.compiled.count:
             log.warning(

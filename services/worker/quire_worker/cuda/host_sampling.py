@@ -6,13 +6,14 @@ chose is overwritten. Every other row keeps the device's token.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from quire_worker.masks import Words
 from quire_worker.sampling.adjust import has_penalties
 from quire_worker.sampling.sampler import Sampler
 from quire_worker.step import LogprobColumns, NewSequence, PromptLogprobs, SamplingParams
@@ -27,6 +28,7 @@ def is_for_host(params: SamplingParams) -> bool:
         or params.min_tokens
         or params.wants_logprobs
         or params.bad_token_sequences
+        or params.is_masked
     )
 
 
@@ -115,10 +117,10 @@ class HostSampling:
         return not self._slots.isdisjoint(slots)
 
     def sample(
-        self, slots: NDArray[np.int64], logits: HostLogits
+        self, slots: NDArray[np.int64], logits: HostLogits, masks: Mapping[int, Words] | None = None
     ) -> tuple[NDArray[np.int32], LogprobColumns | None]:
-        """The tokens of all sampling rows, and the log-probabilities of those that asked."""
-        chosen = self._sampler.sample(slots, logits)
+        """The tokens of all sampling rows, and the log-probabilities of those that asked. masks: see Sampler."""
+        chosen = self._sampler.sample(slots, logits, masks)
         return chosen.token_ids, chosen.logprobs
 
     def prompt_logprobs(

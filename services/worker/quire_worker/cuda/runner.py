@@ -22,6 +22,7 @@ from quire_worker.cuda.operations import StepShape, Stream
 from quire_worker.cuda.results import PendingTokens, ResultBuffers
 from quire_worker.cuda.staging import Staging
 from quire_worker.cuda.step_packing import PackedStep, Placement, StepPacker
+from quire_worker.masks import MaskBox
 from quire_worker.slots import SlotTables
 from quire_worker.step import (
     LogprobColumns,
@@ -45,6 +46,7 @@ class Launched:
     launched_ns: int
     logprobs: LogprobColumns | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    mask_wait_us: int = 0
 
 
 class DeviceRunner:
@@ -52,6 +54,9 @@ class DeviceRunner:
 
     def __init__(self, model: DeviceModel, staging: Staging, graphs: DecodeGraphs, max_tokens: int) -> None:
         limits = model.limits
+        # Where masks of plans with masked slots arrive; how long the step being launched waited for them.
+        self.masks = MaskBox()
+        self._mask_wait_us = 0
         self._model = model
         self._staging = staging
         self._graphs = graphs
@@ -99,7 +104,8 @@ class DeviceRunner:
             prompt_logprobs=launched.prompt_logprobs,
             times=StepTimes(
                 prepare_us=(launched.launched_ns - launched.started_ns) // 1000,
-                forward_us=(ended - began) // 1000,
+                forward_us=(ended - began) // 1000 - launched.mask_wait_us,
+                mask_wait_us=launched.mask_wait_us,
             ),
             sampled_at_unix_us=time.time_ns() // 1000,
         )
@@ -108,6 +114,7 @@ class DeviceRunner:
         """Forget every sequence; blocks keep their content."""
         self._tables.release_all()
         self._host.forget_all()
+        self.masks.reset()
 
     def _admit(self, plan: StepPlan) -> list[SamplingParams]:
         """Releases and new sequences into the host's tables; how the device samples each new one."""
@@ -157,12 +164,12 @@ class DeviceRunner:
         filtered = bool(self._filtered[slots].any())
         _, logits = self._graphs.run(size, filtered=filtered)
         pending = self._results.start(self._model.chosen[: len(columns.slots)])
-        if self._host.is_needed(slots.tolist()):
+        if plan.masked_slots or self._host.is_needed(slots.tolist()):
             chosen = self._model.chosen[torch.from_numpy(rows).to(logits.device)]
             source = HostLogits(
                 chosen.cpu().numpy(), logits[torch.from_numpy(rows).to(logits.device)], _no_rows
             )
-            tokens, logprobs = self._sample_on_host(columns, slots, source)
+            tokens, logprobs = self._sample_on_host(plan, columns, slots, source)
             return self._launched(plan, slots, np.arange(len(slots)), tokens, started, logprobs)
         return self._launched(plan, slots, rows, pending, started)
 
@@ -191,11 +198,11 @@ class DeviceRunner:
         is_kept = len(stream.residual) == len(rows) != columns.num_tokens
         logits = model.logits(stream, None if is_kept else packed.sample_rows)
         model.sample(logits, packed.sample_slots, filtered=bool(self._filtered[slots].any()))
-        if not wants_prompt and not self._host.is_needed(slots.tolist()):
+        if not (wants_prompt or plan.masked_slots or self._host.is_needed(slots.tolist())):
             pending = self._results.start(model.chosen[: len(rows)])
             return self._launched(plan, slots, np.arange(len(rows)), pending, started)
         source = HostLogits(model.chosen[: len(rows)].cpu().numpy(), logits, self._rows_of(stream))
-        tokens, logprobs = self._sample_on_host(columns, slots, source)
+        tokens, logprobs = self._sample_on_host(plan, columns, slots, source)
         starts = np.append(columns.query_starts, columns.num_tokens)
         prompts = self._host.prompt_logprobs(columns.slots, starts, source) if wants_prompt else None
         return self._launched(plan, slots, np.arange(len(rows)), tokens, started, logprobs, prompts)
@@ -207,10 +214,14 @@ class DeviceRunner:
         return of_rows
 
     def _sample_on_host(
-        self, columns: StepColumns, slots: NDArray[np.int64], source: HostLogits
+        self, plan: StepPlan, columns: StepColumns, slots: NDArray[np.int64], source: HostLogits
     ) -> tuple[PendingTokens, LogprobColumns | None]:
-        """The host's choice in place of the device's, in the slots' histories too."""
-        tokens, logprobs = self._host.sample(slots, source)
+        """The host's choice in place of the device's, in the slots' histories too. The device has run by now: only
+        sampling waits for masks."""
+        masks = None
+        if plan.masked_slots:
+            masks, self._mask_wait_us = self.masks.wait(plan.step_id, plan.masked_slots)
+        tokens, logprobs = self._host.sample(slots, source, masks)
         tables, device = self._model.tables, self._model.loaded.device
         places = columns.ends[columns.samples]
         tables.token_ids[torch.from_numpy(slots).to(device), torch.from_numpy(places).to(device)] = (
@@ -229,7 +240,10 @@ class DeviceRunner:
         prompt_logprobs: PromptLogprobs | None = None,
     ) -> Launched:
         now = time.perf_counter_ns()
-        return Launched(plan.step_id, slots, rows, pending, started, now, logprobs, prompt_logprobs)
+        mask_wait_us, self._mask_wait_us = self._mask_wait_us, 0
+        return Launched(
+            plan.step_id, slots, rows, pending, started, now, logprobs, prompt_logprobs, mask_wait_us
+        )
 
 
 def _no_rows(rows: NDArray[np.int32]) -> torch.Tensor:

@@ -68,6 +68,12 @@ def mask(row: Row, allowed: NDArray[np.int64] | None, forbidden: NDArray[np.int6
             row[forbidden] = before
 
 
+def permit(row: Row, words: NDArray[np.uint32]) -> None:
+    """Leave only what a mask permits (see masks.py). In place."""
+    bits = np.unpackbits(words.view(np.uint8), count=len(row), bitorder="little")
+    row[bits == 0] = MASKED
+
+
 def scale_and_filter(row: Row, params: SamplingParams) -> None:
     """Temperature, then min_p, top_k and top_p in this order, each on what the one before left. In place.
 

@@ -4,13 +4,15 @@ A row's result depends on its own logits, parameters, tokens and (seed, sequence
 rest of the batch. Rows that ask for nothing but greedy decoding cost nothing: the forward pass has their choice.
 
 What happens to a row, in this order, here and in every other sampler: logit_bias; repetition, frequency and presence
-penalties; allowed_token_ids; then the ids that cannot come now are masked (before min_tokens the ending ones, and what
-would complete a bad sequence) unless nothing would be left; temperature, min_p, top_k, top_p; the draw.
+penalties; the step's mask, if the row has one; allowed_token_ids; then the ids that cannot come now are masked (before
+min_tokens the ending ones, and what would complete a bad sequence) unless nothing would be left; temperature, min_p,
+top_k, top_p; the draw.
 Log-probabilities are read before all that (raw mode) or after it (processed mode).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,6 +26,8 @@ from quire_worker.sampling.draw import Draw, draw_in_numpy
 from quire_worker.sampling.logprobs import LogprobCollector
 from quire_worker.sampling.prompt_logprobs import PromptScorer
 from quire_worker.step import LogprobColumns, NewSequence, PromptLogprobs, SamplingParams
+
+_NO_MASKS: Mapping[int, NDArray[np.uint32]] = {}
 
 
 class Logits(Protocol):
@@ -139,21 +143,33 @@ class Sampler:
         for slot in range(len(self._states)):
             self.forget(slot)
 
-    def sample(self, slots: NDArray[np.int64], forward: Logits) -> Sampled:
-        """A token for each of the slots, which are those of the forward pass's sampling rows, in order."""
+    def sample(
+        self,
+        slots: NDArray[np.int64],
+        forward: Logits,
+        masks: Mapping[int, NDArray[np.uint32]] | None = None,
+    ) -> Sampled:
+        """A token for each of the slots, which are those of the forward pass's sampling rows, in order.
+
+        masks: by slot, what the step's masked slots may sample. ValueError for a mask that permits no token.
+        """
         token_ids = forward.greedy().copy()
-        if self._plain[slots].all():
+        masks = masks or _NO_MASKS
+        if self._plain[slots].all() and not masks:
             return Sampled(token_ids, None)
         logits = forward.logits()
-        asking = [
-            (row, self._states[slot]) for row, slot in enumerate(slots.tolist()) if not self._plain[slot]
-        ]
+        asking = []
+        for row, slot in enumerate(slots.tolist()):
+            if not self._plain[slot]:
+                asking.append((row, self._states[slot]))
+            elif slot in masks:
+                token_ids[row] = np.argmax(_permitted(logits[row].copy(), slot, masks))
         drawn: list[tuple[int, _SlotState, NDArray[np.float32]]] = []
         collector = LogprobCollector()
         processed: dict[int, NDArray[np.float32]] = {}
         for row, state in asking:
             assert state is not None
-            adjusted = processed[row] = _adjusted(logits[row], state)
+            adjusted = processed[row] = _adjusted(logits[row], state, int(slots[row]), masks)
             if state.params.temperature > 0.0:
                 adjust.scale_and_filter(adjusted, state.params)
                 drawn.append((row, state, adjusted))
@@ -224,11 +240,25 @@ def _ids(values: object) -> NDArray[np.int64] | None:
     return np.unique(array) if len(array) else None
 
 
-def _adjusted(raw: NDArray[np.float32], state: _SlotState) -> NDArray[np.float32]:
-    """A copy of a row after bias, penalties and masks."""
+def _permitted(
+    row: NDArray[np.float32], slot: int, masks: Mapping[int, NDArray[np.uint32]]
+) -> NDArray[np.float32]:
+    """The row, in place, after its mask."""
+    adjust.permit(row, masks[slot])
+    if not np.isfinite(row.max()):
+        raise ValueError(f"slot {slot}: its mask permits no token")
+    return row
+
+
+def _adjusted(
+    raw: NDArray[np.float32], state: _SlotState, slot: int, masks: Mapping[int, NDArray[np.uint32]]
+) -> NDArray[np.float32]:
+    """A copy of a row after bias, penalties and masks. What the step's mask permits bounds all that follows."""
     row = raw.copy()
     adjust.add_bias(row, state.params)
     if state.counts is not None:
         state.counts.penalise(row, state.params)
+    if slot in masks:
+        _permitted(row, slot, masks)
     adjust.mask(row, state.allowed, state.forbidden)
     return row

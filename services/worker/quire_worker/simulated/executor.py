@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from quire_worker.executor import (
@@ -18,8 +18,9 @@ from quire_worker.executor import (
     PoolDescription,
     PoolRequest,
 )
+from quire_worker.masks import MaskBox, MasksLost, Words
 from quire_worker.simulated.runner import SimulatedRunner, TokenRange
-from quire_worker.step import StepOutcome, StepPlan, StepTimes
+from quire_worker.step import StepMask, StepOutcome, StepPlan, StepTimes
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +75,9 @@ class SimulatedExecutor:
         # Outcomes whose time has not come, in order; when the last of them is due.
         self._due: deque[tuple[float, StepOutcome | Exception, Deliver]] = deque()
         self._busy_until = 0.0
+        # Plans that wait for masks, and those behind them; when each came.
+        self._waiting: deque[tuple[StepPlan, Deliver, float]] = deque()
+        self._masks = MaskBox()
         self._timer: asyncio.TimerHandle | None = None
         self._drained: asyncio.Future[None] | None = None
 
@@ -112,16 +116,40 @@ class SimulatedExecutor:
         )
         if pool.num_blocks < 2:
             raise ValueError(f"num_blocks must be at least 2, got {pool.num_blocks}")
-        self._runner = SimulatedRunner(pool, self._model.tokens)
+        self._runner = SimulatedRunner(pool, self._model.tokens, self._model.vocab_size)
         return pool
 
     def submit(self, plan: StepPlan, deliver: Deliver) -> None:
-        """Run the plan at once; deliver at once or when its time has passed."""
+        """Run the plan at once, or when its masks are there; deliver at once or when its time has passed."""
+        if not plan.masked_slots and not self._waiting:
+            self._run(plan, deliver, None, None)
+            return
+        self._waiting.append((plan, deliver, asyncio.get_running_loop().time()))
+        self._run_waiting()
+
+    def mask(self, mask: StepMask) -> None:
+        """See Executor."""
+        self._masks.put(mask)
+        self._run_waiting()
+
+    def _run_waiting(self) -> None:
+        while self._waiting:
+            plan, deliver, submitted = self._waiting[0]
+            masks = self._masks.try_take(plan.step_id, plan.masked_slots) if plan.masked_slots else None
+            if plan.masked_slots and masks is None:
+                return
+            self._waiting.popleft()
+            self._run(plan, deliver, masks, submitted)
+
+    def _run(
+        self, plan: StepPlan, deliver: Deliver, masks: Mapping[int, Words] | None, submitted: float | None
+    ) -> None:
+        """submitted: when the plan came, if that was before now; its forward pass began then."""
         assert self._runner is not None, "submit before allocate"
         started = time.perf_counter_ns()
         outcome: StepOutcome | Exception
         try:
-            outcome = self._runner.execute(plan)
+            outcome = self._runner.execute(plan, masks)
         except Exception as error:  # noqa: BLE001 - delivered to whoever submitted
             outcome = error
         sample_us = (time.perf_counter_ns() - started) // 1000
@@ -129,18 +157,29 @@ class SimulatedExecutor:
             deliver(_stamped(outcome, StepTimes(sample_us=sample_us)))
             return
         now = asyncio.get_running_loop().time()
-        idle_us = int(max(0.0, now - self._busy_until) * 1e6) if self._busy_until else 0
+        began = now if submitted is None else submitted
+        idle_us = int(max(0.0, began - self._busy_until) * 1e6) if self._busy_until else 0
         step_s = self._latency.step_s(plan)
-        self._busy_until = max(now, self._busy_until) + step_s
+        computed = max(began, self._busy_until) + step_s
+        self._busy_until = max(computed, now)
         if isinstance(outcome, StepOutcome):
-            times = StepTimes(forward_us=int(step_s * 1e6), sample_us=sample_us, idle_us=idle_us)
+            times = StepTimes(
+                forward_us=int(step_s * 1e6),
+                sample_us=sample_us,
+                idle_us=idle_us,
+                mask_wait_us=int((self._busy_until - computed) * 1e6) if masks else 0,
+            )
             outcome = replace(outcome, times=times)
         self._due.append((self._busy_until, outcome, deliver))
         if self._timer is None:
             self._arm()
 
     async def reset(self) -> None:
-        """Forget every sequence; steps under way are delivered first."""
+        """Forget every sequence; steps under way are delivered first, those that wait for masks have failed."""
+        while self._waiting:
+            plan, deliver, _ = self._waiting.popleft()
+            deliver(MasksLost(f"step {plan.step_id}: the stream ended before its masks came"))
+        self._masks.reset()
         if self._due:
             self._drained = asyncio.get_running_loop().create_future()
             await self._drained

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from quire_worker.executor import PoolDescription
+from quire_worker.masks import Words, permitted_ids
 from quire_worker.simulated.tables import MalformedStep, SlotTables
 from quire_worker.simulated.tokens import token_ids_at
 from quire_worker.step import (
@@ -36,7 +37,8 @@ class TokenRange:
 class SimulatedRunner:
     """Executes plans over slot tables. A malformed plan raises MalformedStep; then only `reset` helps."""
 
-    def __init__(self, pool: PoolDescription, tokens: TokenRange) -> None:
+    def __init__(self, pool: PoolDescription, tokens: TokenRange, vocab_size: int = 1 << 16) -> None:
+        self._vocab_size = vocab_size
         self._tables = SlotTables(pool)
         self._pool = pool
         self._tokens = tokens
@@ -56,8 +58,11 @@ class SimulatedRunner:
         self._next_step_id = None
         self._last_slots = ()
 
-    def execute(self, plan: StepPlan) -> StepOutcome:
-        """One step. Raises MalformedStep where the real worker would corrupt something."""
+    def execute(self, plan: StepPlan, masks: Mapping[int, Words] | None = None) -> StepOutcome:
+        """One step. Raises MalformedStep where the real worker would corrupt something.
+
+        masks: by slot, what the plan's masked slots may sample.
+        """
         self._check_order(plan)
         tables = self._tables
         if plan.released_slots:
@@ -80,7 +85,7 @@ class SimulatedRunner:
             return StepOutcome(plan.step_id, [], [])
         column = self._check_columns(plan)
         sampled = self._compute(plan, column)
-        token_ids = self._sample(sampled)
+        token_ids = self._sample(sampled, masks)
         slots = plan.slots if len(sampled) == len(column) else sampled.tolist()
         token_list = token_ids.tolist()
         logprobs = self._logprobs(slots, token_list) if self._special_slots else None
@@ -137,7 +142,7 @@ class SimulatedRunner:
         is_complete = tables.num_computed[column] == tables.num_known[column]
         return np.asarray(column[is_complete])
 
-    def _sample(self, slots: IntArray) -> IntArray:
+    def _sample(self, slots: IntArray, masks: Mapping[int, Words] | None = None) -> IntArray:
         tables, tokens = self._tables, self._tokens
         positions = tables.num_known[slots]
         if (positions >= self._pool.max_model_len).any():
@@ -150,9 +155,21 @@ class SimulatedRunner:
         for row in self._rows_with_allowed_ids(slots):
             allowed = tables.sequences[int(slots[row])].sampling.allowed_token_ids
             ids[row] = allowed[int(ids[row]) % len(allowed)]
+        if masks:
+            self._apply_masks(slots, ids, masks)
         tables.last_token[slots] = ids
         tables.num_known[slots] = positions + 1
         return ids
+
+    def _apply_masks(self, slots: IntArray, ids: IntArray, masks: Mapping[int, Words]) -> None:
+        """Masked rows sample one of the tokens that their mask permits, as deterministically as all others."""
+        for row, slot in enumerate(slots.tolist()):
+            if slot in masks:
+                permitted = permitted_ids(masks[slot], self._vocab_size)
+                if not len(permitted):
+                    raise MalformedStep(f"slot {slot}: its mask permits no token")
+                if not (permitted == ids[row]).any():
+                    ids[row] = permitted[int(ids[row]) % len(permitted)]
 
     def _rows_with_allowed_ids(self, slots: IntArray) -> list[int]:
         if not self._special_slots:
