@@ -3,8 +3,8 @@
 One job: the vocabulary between the chat runner and the dialects that write its news. Plain data: knows neither gRPC nor
 any dialect's JSON.
 
-Of one choice the order is: reasoning, text and calls as the model wrote them (a call is one `ToolCallStarted`, any number
-of `ToolArgumentsDelta`, one `ToolCallFinished`; calls never interleave), and one `ChoiceFinished` at last.
+Of one choice the order is: reasoning, text and calls as the model wrote them (a call is one `ToolCallStarted`, any
+number of `ToolArgumentsDelta`, one `ToolCallFinished`; calls never interleave), and one `ChoiceFinished` at last.
 """
 
 from __future__ import annotations
