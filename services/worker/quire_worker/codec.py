@@ -8,6 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from quire.model.v1 import model_pb2
+from quire.pooling.v1 import pooling_pb2
 from quire.sampling.v1 import sampling_pb2
 from quire.worker.v1 import lifecycle_pb2, step_pb2
 from quire_worker.executor import (
@@ -18,6 +19,7 @@ from quire_worker.executor import (
     PoolRequest,
 )
 from quire_worker.masks import num_words
+from quire_worker.pooling.params import PooledVectors, PoolingParams, PoolingTask
 from quire_worker.step import (
     LogprobColumns,
     NewSequence,
@@ -89,6 +91,9 @@ def outcome_to_message(outcome: StepOutcome) -> step_pb2.ExecuteResponse:
         result.logprobs.CopyFrom(_logprobs_to_message(outcome.logprobs))
     if outcome.prompt_logprobs is not None:
         result.prompt_logprobs.CopyFrom(_prompt_logprobs_to_message(outcome.prompt_logprobs))
+    if outcome.pooled is not None:
+        result.pooled_slots.extend(outcome.pooled.slots)
+        result.pooled.CopyFrom(_pooled_to_message(outcome.pooled))
     return step_pb2.ExecuteResponse(result=result)
 
 
@@ -146,6 +151,9 @@ def model_to_message(model: ModelDescription) -> model_pb2.ModelInfo:
         num_parameters=model.num_parameters,
         created_unix_s=model.created_unix_s,
         fingerprint=model.fingerprint,
+        tasks=[int(task) for task in model.tasks],  # type: ignore[misc]
+        embedding_size=model.embedding_size,
+        labels=model.labels,
     )
 
 
@@ -159,6 +167,7 @@ def _new_sequence(message: step_pb2.NewSequence) -> NewSequence:
         sampling=sampling_from_message(message.sampling),
         eos_token_ids=tuple(message.eos_token_ids),
         sequence_index=message.sequence_index,
+        pooling=pooling_from_message(message.pooling) if message.HasField("pooling") else None,
     )
 
 
@@ -174,6 +183,23 @@ def sampling_from_message(message: sampling_pb2.SamplingParams) -> SamplingParam
         is_masked=message.HasField("constraint") or message.HasField("reasoning"),
         bad_token_sequences=tuple(tuple(bad.token_ids) for bad in message.bad_token_sequences),
         logprob_token_ids=tuple(message.logprob_token_ids),
+    )
+
+
+def pooling_from_message(message: pooling_pb2.PoolingParams) -> PoolingParams:
+    """How a vector is made. ValueError: a task that is not known here."""
+    return PoolingParams(
+        task=PoolingTask(message.task),
+        num_dimensions=message.num_dimensions if message.HasField("num_dimensions") else None,
+        normalize=message.normalize if message.HasField("normalize") else None,
+        second_text_start=message.second_text_start if message.HasField("second_text_start") else None,
+    )
+
+
+def _pooled_to_message(pooled: PooledVectors) -> pooling_pb2.PooledColumns:
+    return pooling_pb2.PooledColumns(
+        num_values=[len(vector) for vector in pooled.vectors],
+        values=b"".join(vector.astype("<f4", copy=False).tobytes() for vector in pooled.vectors),
     )
 
 

@@ -59,6 +59,8 @@ class InputBatch:
         self.seq_lens[:size] = ends
         self.table_rows[:size] = rows
         samples = np.flatnonzero(ends == tables.num_tokens[rows])
+        if tables.num_pooled:
+            samples = samples[~tables.is_pooled[rows[samples]]]
         self.sample_rows[: len(samples)] = self.query_start_loc[samples + 1] - 1
         self.sample_slots = rows[samples]
         self.slots = rows

@@ -27,6 +27,7 @@ from quire_worker.executor import (
     LoadProgress,
     ModelDescription,
     ModelSource,
+    ModelTask,
     PoolDescription,
     PoolRequest,
 )
@@ -46,6 +47,9 @@ from quire_worker.masks import MaskBox
 from quire_worker.models.decoder import DecoderWeights, load_weights
 from quire_worker.models.registry import spec_from_config
 from quire_worker.models.spec import DecoderSpec
+from quire_worker.pooling.collector import PoolingCollector
+from quire_worker.pooling.files import pooling_defaults
+from quire_worker.pooling.params import PoolingDefaults, PoolingMethod
 from quire_worker.runner import ModelRunner
 from quire_worker.sampling.sampler import Sampler
 from quire_worker.sizing import free_host_bytes, plan_pool
@@ -57,7 +61,9 @@ from quire_worker.step import NewSequence, SamplingParams, StepMask, StepOutcome
 class ModelExecutorSettings:
     """device: cpu, cuda or cuda:N. num_threads: 0 is one per core. attention: auto, cpu, torch or a plug-in.
     pool_memory_bytes: what the block pool may take; 0 is a share of what is free (see sizing.py).
-    load_format: auto reads the model's files, dummy draws random weights. has_raw_logprobs: see Sampler's is_raw."""
+    load_format: auto reads the model's files, dummy draws random weights. has_raw_logprobs: see Sampler's is_raw.
+    tasks: what the model is served for. pooling: how embeddings are made; None is as the model's files say, else of
+    the last token."""
 
     device: str = "cpu"
     num_threads: int = 0
@@ -65,6 +71,8 @@ class ModelExecutorSettings:
     pool_memory_bytes: int = 0
     load_format: str = "auto"
     has_raw_logprobs: bool = True
+    tasks: tuple[ModelTask, ...] = (ModelTask.GENERATE,)
+    pooling: PoolingMethod | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +82,8 @@ class _Loaded:
     spec: DecoderSpec
     backend: Backend
     weights: DecoderWeights
+    #: None: not served for vectors.
+    pooling: PoolingDefaults | None = None
 
 
 class ModelExecutor:
@@ -115,7 +125,7 @@ class ModelExecutor:
 
         counted = CountingSource(files.source)
         weights = load_weights(spec, counted, backend.placement(), weights_read)
-        self._loaded = _Loaded(spec, backend, weights)
+        self._loaded = _Loaded(spec, backend, weights, self._pooling(source.path))
         report(LoadProgress(LoadPhase.WARM_UP, 0, 1))
         self._warm_up()
         report(LoadProgress(LoadPhase.WARM_UP, 1, 1))
@@ -130,6 +140,8 @@ class ModelExecutor:
             created_unix_s=int(time.time()),
             fingerprint=fingerprint(files, spec.vocab_size),
             default_sampling=default_sampling(files),
+            tasks=self._settings.tasks,
+            embedding_size=spec.hidden_size if self._loaded.pooling is not None else 0,
         )
 
     def allocate(self, request: PoolRequest) -> PoolDescription:
@@ -191,6 +203,14 @@ class ModelExecutor:
             self._masks.close()
             self._engine.stop()
 
+    def _pooling(self, path: str) -> PoolingDefaults | None:
+        """How embeddings are made, where the model is served for them."""
+        settings = self._settings
+        if ModelTask.EMBED not in settings.tasks:
+            return None
+        defaults = pooling_defaults(path, PoolingMethod.LAST)
+        return defaults if settings.pooling is None else PoolingDefaults(settings.pooling, defaults.normalize)
+
     def _warm_up(self) -> None:
         """One tiny step through everything, so that the first request meets compiled kernels and read pages."""
         assert self._loaded is not None
@@ -211,7 +231,7 @@ def _build_runner(
     forward = loaded.backend.forward(loaded.spec, loaded.weights, batch, pool, tables.block_table)
     draw = loaded.backend.draw(loaded.spec, limits.max_num_seqs)
     sampler = Sampler(loaded.spec.vocab_size, limits.max_num_seqs, draw, is_raw=is_raw)
-    return ModelRunner(forward, tables, batch, pool, sampler)
+    return ModelRunner(forward, tables, batch, pool, sampler, PoolingCollector(loaded.pooling))
 
 
 def _free_bytes(device: torch.device) -> int:

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from quire_worker.input_batch import InputBatch
 from quire_worker.kv_cache import BlockPool
 from quire_worker.masks import MaskBox
+from quire_worker.pooling.collector import PoolingCollector
 from quire_worker.sampling.sampler import Sampler
 from quire_worker.slots import SlotTables
 from quire_worker.step import StepOutcome, StepPlan, StepTimes
@@ -38,13 +39,24 @@ class Forward(Protocol):
         """Raw logits of any rows of the step just run, at most max_seqs."""
         ...
 
+    def hidden_of(self, rows: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Hidden states of any rows of the step just run, behind the final norm: [num_rows, hidden_size]."""
+        ...
+
 
 class ModelRunner:
     """Runs plans, one at a time, on one thread."""
 
     def __init__(
-        self, forward: Forward, tables: SlotTables, batch: InputBatch, pool: BlockPool, sampler: Sampler
+        self,
+        forward: Forward,
+        tables: SlotTables,
+        batch: InputBatch,
+        pool: BlockPool,
+        sampler: Sampler,
+        collector: PoolingCollector | None = None,
     ) -> None:
+        """collector: None for a model that is not served for vectors."""
         # Where masks of plans with masked slots arrive.
         self.masks = MaskBox()
         self._forward = forward
@@ -52,6 +64,7 @@ class ModelRunner:
         self._batch = batch
         self._pool = pool
         self._sampler = sampler
+        self._collector = collector or PoolingCollector(None)
 
     def execute(self, plan: StepPlan) -> StepOutcome:
         """Run one step to its end. ValueError: a plan that contradicts what the worker knows; the slots are then
@@ -63,6 +76,10 @@ class ModelRunner:
         prepared = time.perf_counter_ns()
         self._forward.run()
         computed = time.perf_counter_ns()
+        pooled = None
+        if self._tables.num_pooled:
+            # Before sampling: reading logits of other rows may move what a step left behind.
+            pooled = self._collector.collect(batch, self._tables, self._forward)
         masks, mask_wait_us = (
             self.masks.wait(plan.step_id, plan.masked_slots) if plan.masked_slots else (None, 0)
         )
@@ -76,6 +93,7 @@ class ModelRunner:
             token_ids=chosen.token_ids.tolist(),
             logprobs=chosen.logprobs,
             prompt_logprobs=prompt_logprobs,
+            pooled=pooled,
             times=StepTimes(
                 prepare_us=(prepared - started) // 1000,
                 forward_us=(computed - prepared) // 1000,
@@ -93,12 +111,17 @@ class ModelRunner:
 
     def _apply(self, plan: StepPlan) -> None:
         for slot in plan.released_slots:
+            if self._tables.num_pooled:
+                self._collector.forget(slot)
             self._tables.release(slot)
             self._sampler.forget(slot)
         self._pool.copy_blocks(plan.copy_source_block_ids, plan.copy_target_block_ids)
         for sequence in plan.new_sequences:
             self._tables.place(sequence)
-            self._sampler.admit(sequence)
+            if sequence.pooling is None:
+                self._sampler.admit(sequence)
+            else:
+                self._collector.admit(sequence)
         if len(plan.num_new_blocks):
             self._append_blocks(plan)
 

@@ -37,6 +37,16 @@ class WorkerSettings(ServiceSettings):
         description="Log-probabilities of sampled tokens: of the model's raw logits, or of what the token is drawn "
         "from, after biases, penalties, masks, temperature and filters (CPU only). A prompt's are always raw.",
     )
+    task: Literal["auto", "embed", "all"] = Field(
+        "auto",
+        description="What the model is served for. auto: text of a generative model, vectors of an encoder; embed: "
+        "vectors alone; all: both, of a generative model (CPU only).",
+    )
+    pooling: Literal["auto", "mean", "cls", "last"] = Field(
+        "auto",
+        description="Which hidden states make an embedding; auto: as the model's files say, else mean of an encoder "
+        "and last of a generative model.",
+    )
     pool_memory_bytes: int = Field(
         0, ge=0, description="What the block pool may take; 0: a share of what is free."
     )

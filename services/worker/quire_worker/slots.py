@@ -42,6 +42,9 @@ class SlotTables:
         self.block_table: NDArray[np.int32] = np.zeros((rows, limits.max_blocks_per_seq), dtype=np.int32)
         self.num_blocks = np.zeros(rows, dtype=np.int64)
         self.sequences: list[NewSequence | None] = [None] * rows
+        # Sequences whose answer is a vector; they never sample.
+        self.is_pooled = np.zeros(rows, dtype=bool)
+        self.num_pooled = 0
 
     def sampling(self, slot: int) -> SamplingParams:
         """Sampling parameters of an occupied slot."""
@@ -54,10 +57,15 @@ class SlotTables:
         if self.sequences[self._checked(slot)] is None:
             raise ValueError(f"slot {slot} is released but empty")
         self.sequences[slot] = None
+        if self.num_pooled and self.is_pooled[slot]:
+            self.is_pooled[slot] = False
+            self.num_pooled -= 1
 
     def release_all(self) -> None:
         """Forget every sequence."""
         self.sequences = [None] * self.limits.max_num_seqs
+        self.is_pooled[:] = False
+        self.num_pooled = 0
 
     def place(self, sequence: NewSequence) -> None:
         """Put a sequence into its slot."""
@@ -78,6 +86,9 @@ class SlotTables:
         self.num_computed_tokens[slot] = sequence.num_computed_tokens
         self.num_blocks[slot] = 0
         self.sequences[slot] = sequence
+        if sequence.pooling is not None:
+            self.is_pooled[slot] = True
+            self.num_pooled += 1
         self.append_blocks(slot, np.asarray(sequence.block_ids, dtype=np.int32))
 
     def append_blocks(self, slot: int, block_ids: NDArray[np.int32]) -> None:

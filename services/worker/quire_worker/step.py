@@ -59,8 +59,8 @@ class NewSequence:
 
     token_ids: prompt, then output so far. num_computed_tokens: leading tokens whose keys and values are in
     `block_ids` already, less than len(token_ids). block_ids: token i lives in block_ids[i // block_size].
-    eos_token_ids: masked before min_tokens unless the sampling says ignore_eos. pooling: set for a sequence whose answer is
-    a vector: it never samples.
+    eos_token_ids: masked before min_tokens unless the sampling says ignore_eos. pooling: set for a sequence whose
+    answer is a vector: it never samples.
     """
 
     slot: int
@@ -155,8 +155,8 @@ class StepOutcome:
 
     logprobs: only where a row asked. prompt_logprobs: of the prompt tokens whose predecessors this step computed, for
     sequences that asked.
-    sampled_at_unix_us: wall clock when the tokens were known on the host. pooled: vectors of the pooled sequences that the
-    step completed.
+    sampled_at_unix_us: wall clock when the tokens were known on the host. pooled: vectors of the pooled sequences
+    that the step completed.
     """
 
     step_id: int

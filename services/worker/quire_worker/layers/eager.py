@@ -167,5 +167,12 @@ class EagerForward:
         normed = self._ops.norm(selected, self._weights.final_norm)
         return linear(normed, self._weights.head).float().cpu().numpy()
 
+    @torch.inference_mode()
+    def hidden_of(self, rows: NDArray[np.int32]) -> NDArray[np.float32]:
+        """Hidden states of any rows of the step just run, behind the final norm."""
+        selected = self._hidden[self._on_device(rows).long()]
+        normed: NDArray[np.float32] = self._ops.norm(selected, self._weights.final_norm).float().cpu().numpy()
+        return normed
+
     def _on_device(self, array: NDArray[np.generic]) -> torch.Tensor:
         return torch.from_numpy(np.array(array)).to(self._device)

@@ -149,11 +149,12 @@ class ProgramForward:
     def __init__(self, spec: DecoderSpec, weights: DecoderWeights, shared: Shared) -> None:
         recorder = _Recorder(spec, weights, shared)
         batch = shared.batch
-        hidden = forward(spec, weights, recorder)
+        self._hidden = hidden = forward(spec, weights, recorder)
         normed = _buffer(batch.max_seqs, spec.hidden_size)
         self._logits = _buffer(batch.max_seqs, weights.head.padded_outputs)
         self._greedy = zeros(batch.max_seqs, np.int32)
-        self._vocab_size = spec.vocab_size
+        self._vocab_size, self._norm_eps = spec.vocab_size, np.float32(spec.norm_eps)
+        self._final_norm = weights.final_norm[: spec.hidden_size]
         head = [
             rms_norm.bind(
                 hidden,
@@ -189,6 +190,13 @@ class ProgramForward:
         self._batch.num_samples[0] = len(rows)
         self._head.run()
         return self.logits()
+
+    def hidden_of(self, rows: NDArray[np.int32]) -> Buffer:
+        """Hidden states of any rows of the step just run, behind the final norm: [num_rows, hidden_size]."""
+        x = self._hidden[rows, : len(self._final_norm)]
+        scale = np.sqrt(np.mean(x * x, axis=1, keepdims=True) + self._norm_eps)
+        normed: Buffer = x / scale * self._final_norm
+        return normed
 
 
 def _buffer(rows: int, columns: int) -> Buffer:
