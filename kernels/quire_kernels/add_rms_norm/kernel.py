@@ -9,9 +9,11 @@ import torch
 import triton
 import triton.language as tl
 
+from quire_kernels.gpu.fast_launch import fast
 from quire_kernels.gpu.kernel import wait_for_inputs
 
 
+@fast
 @triton.jit
 def _add_rms_norm_kernel(
     x, x_stride, residual, residual_stride, weight, out, out_stride, eps,

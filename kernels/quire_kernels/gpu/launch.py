@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
-from typing import Any
+from typing import Any, Final
 
 import torch
 
+_OVERLAPPING: Final[dict[str, Any]] = {"PDL": True, "launch_pdl": True}
+_ALONE: Final[dict[str, Any]] = {"PDL": False}
 
+
+@functools.cache
 def interpreted() -> bool:
     """Whether kernels run in Triton's interpreter, on tensors in host memory."""
     return os.environ.get("TRITON_INTERPRET", "0") == "1"
@@ -17,7 +21,7 @@ def interpreted() -> bool:
 def pdl_options(pdl: bool) -> dict[str, Any]:
     """Keyword arguments of a launch. pdl: the kernel may start before the one ahead of it has ended; it then waits
     by itself before it reads what that one wrote."""
-    return {"PDL": True, "launch_pdl": True} if pdl and not interpreted() else {"PDL": False}
+    return _OVERLAPPING if pdl and not interpreted() else _ALONE
 
 
 @functools.cache
@@ -28,7 +32,9 @@ def num_multiprocessors(device_index: int) -> int:
 
 def check_device(name: str, *tensors: torch.Tensor | None) -> None:
     """ValueError unless every tensor is on the device that kernels run on."""
-    expected = "cpu" if interpreted() else "cuda"
+    is_cuda = not interpreted()
     for tensor in tensors:
-        if tensor is not None and tensor.device.type != expected:
-            raise ValueError(f"{name}: tensors must be on {expected}, got one on {tensor.device}")
+        if tensor is not None and tensor.is_cuda != is_cuda:
+            raise ValueError(
+                f"{name}: tensors must be on {'cuda' if is_cuda else 'cpu'}, got one on {tensor.device}"
+            )

@@ -9,9 +9,11 @@ import torch
 import triton
 import triton.language as tl
 
+from quire_kernels.gpu.fast_launch import fast
 from quire_kernels.gpu.kernel import wait_for_inputs
 
 
+@fast
 @triton.jit
 def _rows_kernel(table, table_stride, indices, out, out_stride, size, CHUNK: tl.constexpr, PDL: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)

@@ -20,6 +20,7 @@ import torch
 import triton
 import triton.language as tl
 
+from quire_kernels.gpu.fast_launch import fast
 from quire_kernels.gpu.kernel import wait_for_inputs
 
 
@@ -85,6 +86,7 @@ def _search(row, size, temperature, peak, low, low_count, target, BY_MASS: tl.co
     return low.to(tl.int32)
 
 
+@fast
 @triton.jit
 def _threshold_kernel(
     logits, logits_stride, size, slots, temperatures, top_ps, min_ps, top_ks, thresholds,
@@ -143,6 +145,7 @@ def gumbel_noise(groups, position, sequence_index, seed):
     return -tl.log(tl.where(lost > 0.0, corrected, u))
 
 
+@fast
 @triton.jit
 def _draw_kernel(
     logits, logits_stride, size, slots, temperatures, seeds, sequence_indices, thresholds, tokens, token_stride,

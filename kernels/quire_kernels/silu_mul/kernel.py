@@ -9,9 +9,11 @@ import torch
 import triton
 import triton.language as tl
 
+from quire_kernels.gpu.fast_launch import fast
 from quire_kernels.gpu.kernel import wait_for_inputs
 
 
+@fast
 @triton.jit
 def _silu_mul_kernel(gate_up, gate_up_stride, out, out_stride, size, BLOCK: tl.constexpr, PDL: tl.constexpr):
     row = tl.program_id(1).to(tl.int64)

@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from quire_kernels.gpu.fast_launch import fast
 from quire_kernels.gpu.kernel import wait_for_inputs
 
 HEADER = 8
@@ -24,6 +25,7 @@ RECORD = 8
 
 
 # One compiled kernel for every number of rows: Triton would make others for 1 and for multiples of 16.
+@fast
 @triton.jit(do_not_specialize=["num_rows"])
 def _prepare_kernel(
     packed, tokens, token_stride, num_computed, tables, table_stride, token_ids, positions, slot_mapping,
@@ -76,6 +78,7 @@ def _prepare_kernel(
                 tl.store(num_computed + safe, length)
 
 
+@fast
 @triton.jit
 def _advance_kernel(packed, num_computed, seq_lens, PDL: tl.constexpr):
     """num_computed of a row's slot, once no program reads the old one any more."""
@@ -86,6 +89,7 @@ def _advance_kernel(packed, num_computed, seq_lens, PDL: tl.constexpr):
         tl.store(num_computed + slot, tl.load(seq_lens + row))
 
 
+@fast
 @triton.jit
 def _place_kernel(
     packed, tokens, token_stride, num_tokens, num_computed, tables, table_stride, TILE: tl.constexpr
