@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from quire_gateway.models import ServedModel
 from quire_gateway.outlet import Outlet
 from quire_gateway.sampling import Sampling
-from quire_gateway.sequences import OutputSpec, SequenceState, Vocabulary
+from quire_gateway.sequences import OutputSpec, SequenceState, TokenLogprob, Vocabulary
 from quire_servicekit.errors import QuireError
 
 
@@ -28,6 +28,8 @@ class EngineRequest:
     priority: int = 0
     tenant: str = ""
     cache_salt: str = ""
+    session_id: str = ""
+    skip_reading_prefix_cache: bool = False
     traceparent: str = ""
     #: Event loop time after which nobody waits any more; None: no deadline.
     deadline: float | None = None
@@ -40,6 +42,7 @@ class ActiveRequest:
 
     __slots__ = (
         "_on_finished",
+        "_on_stopped",
         "address",
         "avoided",
         "handle",
@@ -51,6 +54,8 @@ class ActiveRequest:
         "num_unfinished",
         "outlet",
         "parked",
+        "prompt_logprobs",
+        "prompt_text",
         "rejected_by",
         "sequences",
         "spec",
@@ -65,9 +70,15 @@ class ActiveRequest:
         first_choice_index: int = 0,
         vocabulary: Vocabulary = (),
         on_finished: Callable[[ActiveRequest], None] = lambda request: None,
+        on_stopped: Callable[[ActiveRequest, SequenceState], None] = lambda request, sequence: None,
+        prompt_text: str | None = None,
     ) -> None:
-        """on_finished: told once when the last sequence has ended."""
-        self.spec, self.outlet, self._on_finished = spec, outlet, on_finished
+        """on_finished: told once when the last sequence has ended. on_stopped: told when a stop text ended a sequence
+        that its engine still runs, while others go on. prompt_text: where it is known beside its tokens."""
+        self.spec, self.outlet, self._on_finished, self._on_stopped = spec, outlet, on_finished, on_stopped
+        self.prompt_text = prompt_text
+        #: Of the prompt's tokens from the second on, where they were asked for; complete before any output.
+        self.prompt_logprobs: list[TokenLogprob] = []
         self.sequences = [
             SequenceState(
                 index,
@@ -121,6 +132,20 @@ class ActiveRequest:
             self.num_cached_tokens = num_cached_tokens
             self.outlet.accept()
 
+    @property
+    def is_prompt_scored(self) -> bool:
+        """Every log-probability of the prompt that was asked for is here."""
+        wanted = self.spec.sampling.num_prompt_logprobs is not None
+        return wanted and len(self.prompt_logprobs) == len(self.spec.prompt_token_ids) - 1
+
+    def add_prompt_logprob(
+        self, position: int, logprob: float, rank: int, top: tuple[tuple[int, float], ...]
+    ) -> None:
+        """The next one; those that are here already, since another engine computes the prompt again, are left out."""
+        if position == len(self.prompt_logprobs) + 1 < len(self.spec.prompt_token_ids):
+            token_id = self.spec.prompt_token_ids[position]
+            self.prompt_logprobs.append(TokenLogprob(token_id, logprob, rank, top))
+
     def fail(self, error: Exception) -> None:
         """It cannot be completed; the client gets `error` after the output that is there."""
         self.outlet.fail(error)
@@ -129,3 +154,5 @@ class ActiveRequest:
         self.num_unfinished -= 1
         if self.num_unfinished == 0:
             self._on_finished(self)
+        elif not sequence.is_engine_done:
+            self._on_stopped(self, sequence)

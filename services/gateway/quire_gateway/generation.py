@@ -7,6 +7,7 @@ whatever ends it. Knows no dialect; the servicers and the OpenAI layer translate
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import secrets
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
@@ -15,40 +16,25 @@ from typing import Protocol
 
 from quire_gateway.active_request import ActiveRequest, EngineRequest
 from quire_gateway.admission import Admission
+from quire_gateway.beam_search import run_beam_search, validate_beam_search
 from quire_gateway.metrics import GatewayMetrics
 from quire_gateway.models import ServedModel
 from quire_gateway.outlet import Outlet
 from quire_gateway.pacing import Pacer
+from quire_gateway.prompts import EncodedPrompt, Tokenizer, encode_bad_words, encode_prompts, fit
 from quire_gateway.requests import (
     CallInfo,
     ChatPrompt,
     GenerationRequest,
-    TextPrompt,
-    TokenPrompt,
     validate_request,
 )
-from quire_gateway.sampling import resolve, validate
+from quire_gateway.rules import RequestRules
+from quire_gateway.sampling import Sampling, resolve, validate
 from quire_gateway.sequences import OutputSpec, SequenceState, WakeOn
-from quire_gateway.tokenizer_client import TokenizerInfo
 from quire_servicekit.errors import InvalidRequest, QuireError, Unsupported
 from quire_servicekit.logging import get_logger
 
 log = get_logger("generation")
-
-
-class Tokenizer(Protocol):
-    """What generation needs of the tokenizer client."""
-
-    info: TokenizerInfo | None
-
-    async def encode(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """The token ids of each text."""
-
-    async def render_chat(self, prompt: ChatPrompt) -> tuple[str, list[int]]:
-        """The conversation by the model's chat template, and its token ids."""
-
-    async def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """The text of token ids."""
 
 
 class Engines(Protocol):
@@ -65,6 +51,9 @@ class Engines(Protocol):
 
     def release(self, request: ActiveRequest) -> None:
         """Nothing more is wanted. Idempotent."""
+
+    def stop_sequence(self, request: ActiveRequest, sequence: SequenceState) -> None:
+        """Nothing more is wanted of one sequence; others of the request go on."""
 
 
 class Generation:
@@ -141,8 +130,10 @@ class Generator:
         admission: Admission,
         pacer: Pacer,
         metrics: GatewayMetrics,
+        rules: RequestRules | None = None,
     ) -> None:
         self.tokenizer, self.engines = tokenizer, engines
+        self.rules = rules or RequestRules()
         self._admission, self._pacer, self._metrics = admission, pacer, metrics
 
     @asynccontextmanager
@@ -159,21 +150,21 @@ class Generator:
         All `requests` share model, n and output options; they differ in their prompts. names: what the dialect calls
         our fields ("prompt" too). Raises QuireErrors; cancelling aborts at the engine.
         """
-        generation = Generation(uuid.uuid4().hex, route, Outlet(self._pacer), self._metrics)
+        generation = Generation(uuid.uuid4().hex, route, self.new_outlet(), self._metrics)
         status = "cancelled"
         try:
             model = self.engines.model(requests[0].model)
             for request in requests:
-                validate_request(request)
-                validate(request.sampling, model.vocab_size, names)
+                self._check(request, model, names)
             with self._admission.permit(call.tenant, sum(request.n for request in requests)):
                 self._metrics.in_flight.set(self._admission.num_in_flight)
-                prompts = await self._tokenise(requests, names or {})
-                for request, token_ids in zip(requests, prompts, strict=True):
-                    self._add(generation, request, model, token_ids, call, names or {})
+                await self._prepare(generation, requests, model, call, names or {})
                 generation.is_streamed = requests[0].wake_on is not WakeOn.END
-                for active in generation.requests:
-                    self.engines.submit(active)
+                if requests[0].beam_search is not None:
+                    await run_beam_search(self, generation, requests)
+                else:
+                    for active in generation.requests:
+                        self.engines.submit(active)
                 yield generation
             status = "ok"
         except QuireError as error:
@@ -205,46 +196,70 @@ class Generator:
             )
             raise
 
-    async def _tokenise(
-        self, requests: Sequence[GenerationRequest], names: Mapping[str, str]
-    ) -> list[list[int]]:
-        """The token ids of each prompt; texts go in one call."""
-        try:
-            prompts = [request.prompt for request in requests]
-            if isinstance(prompts[0], TextPrompt):
-                texts = [prompt.text for prompt in prompts if isinstance(prompt, TextPrompt)]
-                return await self.tokenizer.encode(texts, add_special_tokens=prompts[0].add_special_tokens)
-            return [await self._tokenise_one(prompt) for prompt in prompts]
-        except InvalidRequest as error:
-            # The tokenizer names its own field; the client knows only the one it wrote.
-            field = names.get(error.field) or names.get("prompt", "prompt")
-            raise InvalidRequest(
-                field, error.limit, error.value, message=error.message, code=error.code
-            ) from error
+    def new_outlet(self) -> Outlet:
+        """A place to wait for news, paced with all others."""
+        return Outlet(self._pacer)
 
-    async def _tokenise_one(self, prompt: object) -> list[int]:
-        if isinstance(prompt, ChatPrompt):
-            info = self.tokenizer.info
-            if info is not None and not info.has_chat_template:
-                raise Unsupported("messages", message="this model has no chat template: use a plain prompt")
-            return (await self.tokenizer.render_chat(prompt))[1]
-        assert isinstance(prompt, TokenPrompt)
-        return list(prompt.token_ids)
+    async def prompt_text(self, active: ActiveRequest) -> str:
+        """The text of a request's prompt, as it is computed."""
+        if active.prompt_text is None:
+            spec = active.spec
+            active.prompt_text = await self.tokenizer.decode(spec.prompt_token_ids, skip_special_tokens=False)
+        return active.prompt_text
+
+    def _check(self, request: GenerationRequest, model: ServedModel, names: Mapping[str, str] | None) -> None:
+        """Raise for the first field that is out of its limit or not allowed here."""
+        validate_request(request)
+        validate(request.sampling, model.vocab_size, names, max_logprobs=self.rules.max_logprobs)
+        is_template_brought = isinstance(request.prompt, ChatPrompt) and request.prompt.chat_template
+        if is_template_brought and not self.rules.trusts_chat_template:
+            raise Unsupported(
+                "chat_template",
+                message="chat_template is not supported: this server takes none from requests",
+            )
+        if request.beam_search is not None:
+            validate_beam_search(request)
+
+    async def _prepare(
+        self,
+        generation: Generation,
+        requests: Sequence[GenerationRequest],
+        model: ServedModel,
+        call: CallInfo,
+        names: Mapping[str, str],
+    ) -> None:
+        """Add what the engine is to run: prompts tokenised, defaults resolved."""
+        prompts = await encode_prompts(self.tokenizer, [request.prompt for request in requests], names)
+        bad = await encode_bad_words(self.tokenizer, requests[0].bad_words, names)
+        for request, prompt in zip(requests, prompts, strict=True):
+            sampling = request.sampling
+            if bad:
+                sampling = dataclasses.replace(
+                    sampling, bad_token_sequences=(*sampling.bad_token_sequences, *bad)
+                )
+                validate(sampling, model.vocab_size, {"bad_token_sequences": "bad_words", **names})
+            self._add(generation, request, sampling, model, fit(request, prompt, model, names), call)
+
+    def _defaults(self, model: ServedModel) -> tuple[Sampling, ...]:
+        """Where unset parameters get their values, in this order."""
+        own = self.rules.default_sampling
+        return (own, model.default_sampling) if self.rules.uses_generation_config else (own,)
 
     def _add(
         self,
         generation: Generation,
         request: GenerationRequest,
+        sampling: Sampling,
         model: ServedModel,
-        token_ids: list[int],
+        prompt: EncodedPrompt,
         call: CallInfo,
-        names: Mapping[str, str],
     ) -> None:
         sampling = resolve(
-            request.sampling,
-            model.default_sampling,
+            sampling,
+            *self._defaults(model),
             seed=secrets.randbits(64),
-            max_tokens=_room(request, model, token_ids, names),
+            max_tokens=model.max_model_len - len(prompt.token_ids),
+            vocab_size=model.vocab_size,
         )
         if sampling.min_tokens and sampling.max_tokens and sampling.min_tokens > sampling.max_tokens:
             raise InvalidRequest("min_tokens", f"at most {sampling.max_tokens}", sampling.min_tokens)
@@ -252,12 +267,14 @@ class Generator:
         spec = EngineRequest(
             id=generation.id if number == 0 else f"{generation.id}-{number}",
             model=model,
-            prompt_token_ids=token_ids,
+            prompt_token_ids=prompt.token_ids,
             sampling=sampling,
             n=request.n,
             priority=request.priority,
             tenant=call.tenant,
             cache_salt=request.cache_salt,
+            session_id=request.session_id,
+            skip_reading_prefix_cache=request.skip_reading_prefix_cache,
             traceparent=call.traceparent,
             deadline=generation.started_at + call.timeout_s if call.timeout_s is not None else None,
             skip_special_tokens=request.skip_special_tokens,
@@ -268,6 +285,7 @@ class Generator:
             request.include_stop_text,
             frozenset(sampling.stop_token_ids),
             wake_on=request.wake_on,
+            stream_interval=request.stream_interval,
         )
         info = self.tokenizer.info
         active = ActiveRequest(
@@ -277,6 +295,8 @@ class Generator:
             first_choice_index=number * request.n,
             vocabulary=info.vocabulary if info is not None else (),
             on_finished=self.engines.release,
+            on_stopped=self.engines.stop_sequence,
+            prompt_text=prompt.text,
         )
         generation.requests.append(active)
 
@@ -312,27 +332,3 @@ class Generator:
             else None,
             elapsed_ms=round(elapsed_s * 1e3, 1),
         )
-
-
-def _room(
-    request: GenerationRequest, model: ServedModel, token_ids: list[int], names: Mapping[str, str]
-) -> int:
-    """Tokens that may be generated at most if the request names no limit. Raises InvalidRequest when it doesn't fit."""
-    field, num_prompt, limit = names.get("prompt", "prompt"), len(token_ids), model.max_model_len
-    if num_prompt == 0:
-        raise InvalidRequest(field, "at least one token", 0)
-    for token_id in token_ids if isinstance(request.prompt, TokenPrompt) else ():
-        if token_id >= model.vocab_size:
-            raise InvalidRequest(field, f"token ids from 0 to {model.vocab_size - 1}", token_id)
-    max_tokens = request.sampling.max_tokens
-    if num_prompt + (max_tokens or 1) > limit:
-        raise InvalidRequest(
-            field,
-            limit,
-            num_prompt,
-            message=f"This model's maximum context length is {limit} tokens. However, you requested "
-            f"{num_prompt + (max_tokens or 1)} tokens ({num_prompt} in the {field}, {max_tokens or 1} in the "
-            f"completion). Please reduce the length of the {field} or completion.",
-            code="context_length_exceeded",
-        )
-    return limit - num_prompt

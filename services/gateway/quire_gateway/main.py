@@ -63,7 +63,9 @@ class Gateway:
             on_resume=self.metrics.resumed_requests.inc,
         )
         pacer = Pacer(duty=settings.coalesce_duty, max_wait_s=settings.coalesce_max_wait_ms / 1000)
-        self.generator = Generator(self.tokenizer, self.pool, self.admission, pacer, self.metrics)
+        self.generator = Generator(
+            self.tokenizer, self.pool, self.admission, pacer, self.metrics, settings.rules()
+        )
         self.chat_runner = ChatRunner(self.generator)
         self.readiness = Readiness(
             lambda: self.pool.is_ready and self.tokenizer.is_ready,

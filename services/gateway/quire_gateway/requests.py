@@ -5,6 +5,7 @@ One job: the data that the OpenAI and the typed API both translate into. Knows n
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,6 +18,10 @@ MAX_STOPS = 16
 MAX_STOP_CHARS = 256
 MAX_SEQUENCES = 128
 MAX_CACHE_SALT_CHARS = 256
+MAX_BAD_WORDS = 64
+MAX_BAD_WORD_CHARS = 256
+MAX_SESSION_ID_CHARS = 256
+MAX_STREAM_INTERVAL = 1024
 #: It stands in every line about the request.
 MAX_REQUEST_ID_CHARS = 256
 
@@ -45,9 +50,38 @@ class ChatPrompt:
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     template_kwargs: Mapping[str, Any] = field(default_factory=dict)
+    #: A template instead of the model's own; empty: the model's.
+    chat_template: str = ""
+    #: Texts that the template may quote, as JSON objects.
+    documents: tuple[Mapping[str, Any], ...] = ()
 
 
 Prompt = TextPrompt | TokenPrompt | ChatPrompt
+
+
+class TruncationSide(enum.Enum):
+    """Which end of a prompt is cut off."""
+
+    LEFT = "left"
+    RIGHT = "right"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Truncation:
+    """Cuts prompts that are too long. max_tokens: None is as many as fit beside the output's limit."""
+
+    max_tokens: int | None = None
+    side: TruncationSide = TruncationSide.LEFT
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearch:
+    """The n most probable continuations instead of n drawn ones. n is also how many beams are followed.
+
+    length_penalty: exponent of the length by which a continuation's log-probability is divided.
+    """
+
+    length_penalty: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +113,14 @@ class GenerationRequest:
     cache_salt: str = ""
     detokenize: bool = True
     wake_on: WakeOn = WakeOn.TEXT
+    #: Texts that must not occur in the output.
+    bad_words: tuple[str, ...] = ()
+    truncation: Truncation | None = None
+    beam_search: BeamSearch | None = None
+    #: Calls of one session prefer one engine.
+    session_id: str = ""
+    skip_reading_prefix_cache: bool = False
+    stream_interval: int = 1
 
 
 def validate_request(request: GenerationRequest) -> None:
@@ -101,3 +143,19 @@ def validate_request(request: GenerationRequest) -> None:
         raise InvalidRequest("priority", "a 32-bit integer", request.priority)
     if isinstance(request.prompt, ChatPrompt) and not request.prompt.messages:
         raise InvalidRequest("messages", "at least one message", 0)
+    if len(request.session_id) > MAX_SESSION_ID_CHARS:
+        raise InvalidRequest(
+            "session_id", f"at most {MAX_SESSION_ID_CHARS} characters", len(request.session_id)
+        )
+    if not 1 <= request.stream_interval <= MAX_STREAM_INTERVAL:
+        raise InvalidRequest("stream_interval", f"from 1 to {MAX_STREAM_INTERVAL}", request.stream_interval)
+    if len(request.bad_words) > MAX_BAD_WORDS:
+        raise InvalidRequest("bad_words", f"at most {MAX_BAD_WORDS} texts", len(request.bad_words))
+    for word in request.bad_words:
+        if not (word.strip() and len(word) <= MAX_BAD_WORD_CHARS):
+            raise InvalidRequest(
+                "bad_words", f"texts of 1 to {MAX_BAD_WORD_CHARS} characters, not blank", len(word)
+            )
+    length = request.truncation.max_tokens if request.truncation is not None else None
+    if length is not None and length < 1:
+        raise InvalidRequest("truncate_prompt_tokens", "at least 1", length)

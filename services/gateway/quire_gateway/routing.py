@@ -55,6 +55,13 @@ def affinity_key(token_ids: Sequence[int], block_size: int, cache_salt: str, num
     return digest.digest()
 
 
+def session_key(session_id: str) -> bytes | None:
+    """What all requests of a session have in common; None without one."""
+    return (
+        hashlib.blake2b(b"session\0" + session_id.encode(), digest_size=16).digest() if session_id else None
+    )
+
+
 def choose(
     replicas: Sequence[Replica],
     key: bytes | None,

@@ -107,6 +107,17 @@ class SchedulerConnection:
         if abort:
             self._send(serve_pb2.ServeRequest(abort=serve_pb2.Abort(handle=request.handle)))
 
+    def stop_sequence(self, request: ActiveRequest, sequence_index: int) -> None:
+        """One of the request's sequences has ended for us; the others go on."""
+        if self.requests.get(request.handle) is not request:
+            return
+        self.num_dispatched -= 1
+        request.num_on_engine -= 1
+        abort = serve_pb2.Abort(handle=request.handle, sequence_index=sequence_index)
+        self._send(serve_pb2.ServeRequest(abort=abort))
+        if not request.unfinished:
+            self.forget(request, abort=False)
+
     def _send(self, message: serve_pb2.ServeRequest) -> None:
         self._outgoing.append(message)
         self._has_outgoing.set()

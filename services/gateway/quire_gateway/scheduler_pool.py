@@ -15,9 +15,17 @@ from quire.scheduler.v1 import serve_pb2
 from quire_gateway.active_request import ActiveRequest
 from quire_gateway.detokenizing import Detokenizer
 from quire_gateway.models import ServedModel
-from quire_gateway.routing import Replica, RoutingPolicy, affinity_key, choose
+from quire_gateway.routing import Replica, RoutingPolicy, affinity_key, choose, session_key
 from quire_gateway.scheduler_connection import SchedulerConnection
-from quire_gateway.wire import FINISH_REASONS, Row, error_of_finish, error_of_rejection, rows_of
+from quire_gateway.sequences import SequenceState
+from quire_gateway.wire import (
+    FINISH_REASONS,
+    Row,
+    error_of_finish,
+    error_of_rejection,
+    prompt_scores_of,
+    rows_of,
+)
 from quire_servicekit.errors import (
     InternalError,
     InvalidRequest,
@@ -140,6 +148,14 @@ class SchedulerPool:
         for sequence in request.sequences:
             self.detokenizer.drop(sequence)
 
+    def stop_sequence(self, request: ActiveRequest, sequence: SequenceState) -> None:
+        """A stop text ended one sequence while others go on: its engine ends it too."""
+        sequence.is_engine_done = True
+        self.detokenizer.drop(sequence)
+        connection = self._connections.get(request.address or "")
+        if connection is not None:
+            connection.stop_sequence(request, sequence.index)
+
     # ---- Placing -----------------------------------------------------------------------------------------------
 
     def _place(self, request: ActiveRequest) -> None:
@@ -165,7 +181,7 @@ class SchedulerPool:
             return None
         spec = request.spec
         block_size = next(iter(ready.values())).block_size
-        key = affinity_key(
+        key = session_key(spec.session_id) or affinity_key(
             spec.prompt_token_ids, block_size, spec.cache_salt, self._routing.num_affinity_blocks
         )
         exclude = set(request.rejected_by)
@@ -252,6 +268,12 @@ class SchedulerPool:
             request = requests.get(handle)
             if request is not None:
                 self._accepted(request, num_cached)
+        if frame.HasField("prompt_logprobs"):
+            # Before the rows: a prompt's last ones come in the frame of its first output.
+            for score in prompt_scores_of(frame.prompt_logprobs):
+                request = requests.get(score.handle)
+                if request is not None:
+                    request.add_prompt_logprob(score.position, score.logprob, score.rank, score.top)
         if frame.handles:
             for row in rows_of(frame):
                 request = requests.get(row.handle)
@@ -275,6 +297,9 @@ class SchedulerPool:
         if not request.is_accepted:
             self._accepted(request, 0)
         sequence = request.sequences[row.sequence_index]
+        if sequence.is_engine_done:
+            # A stop text ended it while this was under way.
+            return
         # Every token that is received is also fed: an engine that goes on elsewhere goes on behind it.
         sequence.received_token_ids += row.token_ids
         reason = FINISH_REASONS.get(row.finish_reason)

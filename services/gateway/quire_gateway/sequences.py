@@ -74,6 +74,8 @@ class OutputSpec(NamedTuple):
     #: The request's own stop ids (not the model's end-of-sequence ids).
     stop_token_ids: frozenset[int] = frozenset()
     wake_on: WakeOn = WakeOn.TEXT
+    #: Tokens that one piece of news brings, but for the first and the last.
+    stream_interval: int = 1
 
 
 class SequenceState:
@@ -82,6 +84,7 @@ class SequenceState:
     __slots__ = (
         "_logprobs",
         "_matcher",
+        "_next_wake",
         "_on_end",
         "_outlet",
         "_sampled_at_unix_us",
@@ -133,6 +136,8 @@ class SequenceState:
         self._token_ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._sampled_at_unix_us = 0
+        #: Output tokens at which the reader is woken next.
+        self._next_wake = 1
 
     def deliver(
         self,
@@ -161,8 +166,16 @@ class SequenceState:
         if self.finish is not None:
             self._on_end(self)
             self._outlet.touch(self)
-        elif (text and self._wake_on is not WakeOn.END) or (token_ids and self._wake_on is WakeOn.TOKENS):
+        elif (
+            (text and self._wake_on is not WakeOn.END) or (token_ids and self._wake_on is WakeOn.TOKENS)
+        ) and (self._spec.stream_interval == 1 or self._is_wake_due()):
             self._outlet.touch(self)
+
+    def _is_wake_due(self) -> bool:
+        if self.num_output_tokens < self._next_wake:
+            return False
+        self._next_wake = self.num_output_tokens + self._spec.stream_interval
+        return True
 
     def take(self) -> Update:
         """Everything gained since the last call."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import socket
-from typing import ClassVar
+from typing import ClassVar, Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from quire_gateway.detokenizing import DetokenizeMode
+from quire_gateway.rules import RequestRules
+from quire_gateway.sampling import MAX_LOGPROBS, sampling_defaults
+from quire_servicekit.errors import InvalidRequest
 from quire_servicekit.settings import CommaList, ServiceSettings
 
 
@@ -53,9 +56,44 @@ class GatewaySettings(ServiceSettings):
     unready_after_s: float = Field(
         2.0, ge=0, description="How long an engine or tokenizer may be gone before this reports NOT_SERVING."
     )
+    max_logprobs: int = Field(
+        MAX_LOGPROBS,
+        ge=-1,
+        description="Alternatives per token whose log-probabilities a request may ask for; -1: the whole vocabulary.",
+    )
+    generation_config: Literal["model", "none"] = Field(
+        "model", description="Whether the model's generation_config gives defaults for sampling parameters."
+    )
+    default_sampling: CommaList = Field(
+        (),
+        description="Sampling defaults that go before the model's: name=value pairs with commas, for example "
+        "temperature=0.6,top_p=0.95.",
+    )
+    trust_request_chat_template: bool = Field(
+        False,
+        description="Requests may bring a chat template of their own; it runs in the tokenizer's sandbox.",
+    )
     coalesce_duty: float = Field(
         1.0,
         ge=0,
         description="Seconds that streams wait per second of writing, so that messages grow under load.",
     )
     coalesce_max_wait_ms: float = Field(20.0, ge=0, description="That wait is never longer, milliseconds.")
+
+    @field_validator("default_sampling")
+    @classmethod
+    def _check_default_sampling(cls, pairs: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            sampling_defaults(pairs)
+        except InvalidRequest as error:
+            raise ValueError(str(error)) from error
+        return pairs
+
+    def rules(self) -> RequestRules:
+        """What they say about requests."""
+        return RequestRules(
+            max_logprobs=self.max_logprobs,
+            default_sampling=sampling_defaults(self.default_sampling),
+            uses_generation_config=self.generation_config == "model",
+            trusts_chat_template=self.trust_request_chat_template,
+        )

@@ -112,12 +112,16 @@ class TokenizerClient:
 
     async def render_chat(self, prompt: ChatPrompt) -> tuple[str, list[int]]:
         """The conversation by the model's chat template, and its token ids."""
+        variables = dict(prompt.template_kwargs)
+        if prompt.documents:
+            variables["documents"] = list(prompt.documents)
         request = encode_pb2.RenderChatRequest(
             messages_json=[json.dumps(message, ensure_ascii=False) for message in prompt.messages],
             tools_json=[json.dumps(tool, ensure_ascii=False) for tool in prompt.tools],
             add_generation_prompt=prompt.add_generation_prompt,
             continue_final_message=prompt.continue_final_message,
-            template_kwargs_json=json.dumps(prompt.template_kwargs) if prompt.template_kwargs else "",
+            template_kwargs_json=json.dumps(variables) if variables else "",
+            chat_template=prompt.chat_template,
         )
         response = await self._call(lambda stub, timeout: stub.RenderChat(request, timeout=timeout))
         return response.text, list(response.token_ids)

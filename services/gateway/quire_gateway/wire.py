@@ -24,7 +24,7 @@ from quire_servicekit.errors import DeadlineExceeded, InternalError, QuireError,
 
 _SCALARS = (
     "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty", "seed",
-    "num_logprobs", "min_tokens", "max_tokens", "ignore_eos",
+    "num_logprobs", "num_prompt_logprobs", "min_tokens", "max_tokens", "ignore_eos",
 )  # fmt: skip
 
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
@@ -47,6 +47,8 @@ def sampling_of(message: sampling_pb2.SamplingParams) -> Sampling:
         logit_bias=dict(message.logit_bias),
         stop_token_ids=tuple(message.stop_token_ids),
         allowed_token_ids=tuple(message.allowed_token_ids),
+        bad_token_sequences=tuple(tuple(bad.token_ids) for bad in message.bad_token_sequences),
+        logprob_token_ids=tuple(message.logprob_token_ids),
         constraint=constraint_of(message.constraint) if message.HasField("constraint") else None,
         reasoning=reasoning_of(message.reasoning) if message.HasField("reasoning") else None,
     )
@@ -60,6 +62,10 @@ def sampling_message(sampling: Sampling) -> sampling_pb2.SamplingParams:
         logit_bias=dict(sampling.logit_bias),
         stop_token_ids=sampling.stop_token_ids,
         allowed_token_ids=sampling.allowed_token_ids,
+        bad_token_sequences=[
+            sampling_pb2.TokenSequence(token_ids=bad) for bad in sampling.bad_token_sequences
+        ],
+        logprob_token_ids=sampling.logprob_token_ids,
         constraint=None if sampling.constraint is None else constraint_message(sampling.constraint),
         reasoning=None if sampling.reasoning is None else reasoning_message(sampling.reasoning),
     )
@@ -92,7 +98,11 @@ def submit_message(request: ActiveRequest, handle: int, now: float) -> serve_pb2
         tenant=spec.tenant,
         cache_salt=spec.cache_salt,
         traceparent=spec.traceparent,
+        skip_reading_prefix_cache=spec.skip_reading_prefix_cache,
     )
+    if request.is_prompt_scored:
+        # Another engine told all of them already; its successor may use its cache.
+        submit.sampling.ClearField("num_prompt_logprobs")
     if any(sequence.received_token_ids or sequence.finish for sequence in request.sequences):
         submit.resumed.extend(
             serve_pb2.ResumedSequence(sequence_index=s.index, output_token_ids=s.received_token_ids)
@@ -128,6 +138,30 @@ def rows_of(frame: serve_pb2.StepFrame) -> Iterator[Row]:
     ):
         end = start + count
         yield Row(handle, index, token_ids[start:end], reasons[row] if reasons else 0, logprobs.get(row, []))
+        start = end
+
+
+class PromptScore(NamedTuple):
+    """Log-probability of one prompt token of a request."""
+
+    handle: int
+    #: Its place in the prompt, from 1.
+    position: int
+    logprob: float
+    rank: int
+    top: tuple[tuple[int, float], ...]
+
+
+def prompt_scores_of(message: serve_pb2.PromptLogprobs) -> Iterator[PromptScore]:
+    """The entries of a frame's prompt log-probabilities, in their order."""
+    columns, start = message.logprobs, 0
+    top_ids, top_values = list(columns.top_token_ids), list(columns.top_logprobs)
+    for handle, position, logprob, rank, num_top in zip(
+        message.handles, message.positions, columns.logprobs, columns.ranks, columns.num_top, strict=True
+    ):
+        end = start + num_top
+        top = tuple(zip(top_ids[start:end], top_values[start:end], strict=True))
+        yield PromptScore(handle, position, logprob, rank, top)
         start = end
 
 

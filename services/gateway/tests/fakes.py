@@ -171,6 +171,13 @@ class FakeScheduler(scheduler_service_pb2_grpc.SchedulerServicer):
     hellos: list[serve_pb2.Hello] = field(default_factory=list)
     submits: list[serve_pb2.Submit] = field(default_factory=list)
     aborts: list[int] = field(default_factory=list)
+    #: (handle, sequence index) of aborts of one sequence.
+    sequence_aborts: list[tuple[int, int]] = field(default_factory=list)
+    #: The most probable next tokens after the prompt's and the output's, with their log-probabilities.
+    next_tokens: Callable[[list[int]], list[tuple[int, float]]] | None = None
+    #: Prompt log-probabilities that one frame brings.
+    prompt_chunk: int = 4
+    scored: dict[int, int] = field(default_factory=dict)
     running: dict[tuple[int, int], _Running] = field(default_factory=dict)
     num_frames: int = 0
 
@@ -219,6 +226,11 @@ class FakeScheduler(scheduler_service_pb2_grpc.SchedulerServicer):
     ) -> None:
         async for request in requests:
             if request.WhichOneof("message") == "abort":
+                if request.abort.HasField("sequence_index"):
+                    key = request.abort.handle, request.abort.sequence_index
+                    self.sequence_aborts.append(key)
+                    self.running.pop(key, None)
+                    continue
                 self.aborts.append(request.abort.handle)
                 for key in [key for key in self.running if key[0] == request.abort.handle]:
                     del self.running[key]
@@ -231,6 +243,8 @@ class FakeScheduler(scheduler_service_pb2_grpc.SchedulerServicer):
                 )
                 continue
             started.append(submit.handle)
+            if submit.sampling.HasField("num_prompt_logprobs"):
+                self.scored[submit.handle] = 0
             resumed = {s.sequence_index: list(s.output_token_ids) for s in submit.resumed}
             for index in resumed or range(max(1, submit.n)):
                 self.running[submit.handle, index] = _Running(submit, index, resumed.get(index, []))
@@ -244,7 +258,9 @@ class FakeScheduler(scheduler_service_pb2_grpc.SchedulerServicer):
         rejections.clear()
         started.clear()
         reasons = []
-        for row, ((handle, index), sequence) in enumerate(list(self.running.items())):
+        self._score_prompts(frame)
+        ready = [(key, sequence) for key, sequence in self.running.items() if key[0] not in self.scored]
+        for row, ((handle, index), sequence) in enumerate(ready):
             tokens, reason = self._advance(sequence)
             frame.handles.append(handle)
             frame.sequence_indices.append(index)
@@ -253,8 +269,9 @@ class FakeScheduler(scheduler_service_pb2_grpc.SchedulerServicer):
             reasons.append(reason)
             if reason:
                 del self.running[handle, index]
-            if sequence.submit.sampling.HasField("num_logprobs"):
-                self._add_logprobs(frame, row, tokens, sequence.submit.sampling.num_logprobs)
+            sampling = sequence.submit.sampling
+            if sampling.HasField("num_logprobs") or sampling.logprob_token_ids:
+                self._add_logprobs(frame, row, tokens, sequence)
         if any(reasons):
             frame.finish_reasons.extend(reasons)
         frame.load.CopyFrom(self._load())
@@ -275,15 +292,46 @@ class FakeScheduler(scheduler_service_pb2_grpc.SchedulerServicer):
                 return tokens, self.end_with
         return tokens, 0
 
-    @staticmethod
-    def _add_logprobs(frame: serve_pb2.StepFrame, row: int, tokens: list[int], num_top: int) -> None:
+    def _score_prompts(self, frame: serve_pb2.StepFrame) -> None:
+        """The next positions of each prompt whose log-probabilities are wanted; the last ones come with the output."""
+        found = frame.prompt_logprobs
+        for handle, done in list(self.scored.items()):
+            submit = next((s.submit for (h, _), s in self.running.items() if h == handle), None)
+            if submit is None:
+                del self.scored[handle]
+                continue
+            last = len(submit.prompt_token_ids) - 1
+            for position in range(done + 1, min(done + self.prompt_chunk, last) + 1):
+                num_top = submit.sampling.num_prompt_logprobs
+                found.handles.append(handle)
+                found.positions.append(position)
+                found.logprobs.logprobs.append(-position / 8)
+                found.logprobs.ranks.append(2)
+                found.logprobs.num_top.append(num_top)
+                found.logprobs.top_token_ids.extend(range(65, 65 + num_top))
+                found.logprobs.top_logprobs.extend([-0.25 - k for k in range(num_top)])
+            self.scored[handle] = min(done + self.prompt_chunk, last)
+            if self.scored[handle] == last:
+                del self.scored[handle]
+
+    def _add_logprobs(
+        self, frame: serve_pb2.StepFrame, row: int, tokens: list[int], sequence: _Running
+    ) -> None:
+        sampling = sequence.submit.sampling
         for token in tokens:
+            top = [(token, -0.5), *((65 + k, -1.5 - k) for k in range(sampling.num_logprobs))]
+            top = top[: sampling.num_logprobs]
+            if sampling.logprob_token_ids:
+                top = [(token_id, -3.0) for token_id in sampling.logprob_token_ids]
+            if self.next_tokens is not None:
+                before = [*sequence.submit.prompt_token_ids, *sequence.output[: -len(tokens)]]
+                top = self.next_tokens(before)[: sampling.num_logprobs]
             frame.logprobs.rows.append(row)
             frame.logprobs.logprobs.append(-0.5)
             frame.logprobs.ranks.append(1)
-            frame.logprobs.num_top.append(num_top)
-            frame.logprobs.top_token_ids.extend([token, *range(65, 65 + num_top)][:num_top])
-            frame.logprobs.top_logprobs.extend([-0.5 - k for k in range(num_top)])
+            frame.logprobs.num_top.append(len(top))
+            frame.logprobs.top_token_ids.extend(token_id for token_id, _ in top)
+            frame.logprobs.top_logprobs.extend(value for _, value in top)
 
     def _load(self) -> load_pb2.Load:
         return load_pb2.Load(num_running=len(self.running), num_total_blocks=100, num_free_blocks=100)

@@ -150,12 +150,15 @@ async def test_n_choices_have_their_own_texts(make_suite: Any) -> None:
 
 
 async def test_one_choice_may_stop_by_text_while_others_go_on(make_suite: Any) -> None:
-    """The engine is told only when nobody needs the request any more."""
+    """The engine ends just that sequence, so that its blocks return; the others go on to their own ends."""
     texts = [b"a STOP " + b"x" * 50, b"b goes on to the end"]
     suite = await make_suite([FakeScheduler(text_of=lambda submit, index: texts[index])])
     choices = (await suite.client.complete(n=2, stop="STOP", max_tokens=100)).json["choices"]
     assert [choice["text"] for choice in choices] == ["a ", "b goes on to the end"]
     assert [choice["stop_reason"] for choice in choices] == ["STOP", None]
+    assert [index for _, index in suite.scheduler.sequence_aborts] == [0]
+    assert suite.scheduler.aborts == []
+    assert suite.gateway.pool._connections[suite.schedulers[0].address].num_dispatched == 0
 
 
 async def test_several_prompts_are_several_choices(make_suite: Any) -> None:
