@@ -34,6 +34,22 @@ def test_half_precision(half_place, assert_close):
     assert_close(out, reference)
 
 
+@pytest.mark.parametrize("case", [CASES[1], CASES[3]], ids=str)
+def test_an_fp8_pool(case, place, assert_close):
+    """Keys and values of eight bits stand for themselves times their scales."""
+    device, dtype = place
+    inputs = case.inputs(dtype, device) | {"kv_scale": (0.02, 0.5)}
+    pool = inputs["pool"].float()
+    pool[:, 0] /= 0.02
+    pool[:, 1] /= 0.5
+    inputs["pool"] = pool.clamp(-448, 448).to(torch.float8_e4m3fn)
+    out = torch.full(
+        (len(inputs["qkv"]), case.num_heads * case.head_dim), float("nan"), dtype=dtype, device=device
+    )
+    prefill_attention(**inputs, out=out)
+    assert_close(out[case.first_row :], prefill_attention_reference(**inputs)[case.first_row :])
+
+
 @pytest.mark.parametrize("plan", [Plan(64, 32, 4, 2), Plan(32, 16, 2, 1)])
 def test_any_plan_gives_the_same(plan, place, assert_close):
     """How the work is tiled does not change the result."""

@@ -32,6 +32,26 @@ def test_equals_reference(heads, kv_heads, head_dim, head_norm, place, assert_cl
     assert_close(pool.nan_to_num(), expected_pool.nan_to_num())
 
 
+def test_an_fp8_pool(place):
+    """Keys and values are divided by their scales and cut to what eight bits hold."""
+    device, dtype = place
+    generator = torch.Generator().manual_seed(1)
+    qkv = (torch.randn(3, 4 * 32, generator=generator) * 4).to(dtype).to(device)
+    rope = Rope(torch.ones(8, 16, device=device), torch.zeros(8, 16, device=device))
+    slots, positions = (
+        torch.tensor([3, -1, 17], device=device),
+        torch.arange(3, dtype=torch.int32, device=device),
+    )
+    pool = torch.zeros(2, 2, 1, 16, 32, device=device).to(torch.float8_e4m3fn)
+    expected, expected_pool = qkv.clone(), pool.clone()
+    scales = {"num_heads": 2, "kv_scale": (0.01, 0.5)}
+    rope_kv_write_gpu(qkv, positions, slots, rope, pool, **scales)
+    rope_kv_write_gpu_reference(expected, positions, slots, rope, expected_pool, **scales)
+    assert pool[:, 0].float().abs().max() == 448.0
+    # A value halfway between two may be rounded to either.
+    assert (pool.float() != expected_pool.float()).sum() <= 4
+
+
 def test_what_cannot_run_is_refused(place):
     """Positions of another type, or too few of them, are a ValueError."""
     device, dtype = place

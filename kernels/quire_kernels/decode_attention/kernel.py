@@ -10,6 +10,7 @@ pool         [num_blocks, 2, G, B, D]
 seq_lens     [S]                   tokens of the sequence with the new one; 0: a row that pads the batch
 table_rows   [S]                   the sequence's row of block_tables [rows, blocks], row stride table_stride
 cos, sin     [positions, D / 2]
+inverse_k, inverse_v, v_scale  of an fp8 pool: 1 / scale of its keys and values; the keys' scale is part of qk_scale
 partial      [S, H, P, D]          sums of values of each split, not normalised
 stats        [2, S, H, P]          each split's maximum (base-2 logarithm) and its sum of weights
 counters     [S, G]                splits that have finished; zero before and after
@@ -22,7 +23,8 @@ import torch
 import triton
 import triton.language as tl
 
-from quire_kernels.gpu.kernel import block_ids, wait_for_inputs
+from quire_kernels.gpu.fast_launch import fast
+from quire_kernels.gpu.kernel import block_ids, to_pool, wait_for_inputs
 
 
 @triton.jit
@@ -86,6 +88,9 @@ def _add_tile(acc, peak, total, q, keys, values, at, first, end, qk_scale, soft_
               TILE: tl.constexpr, SOFT_CAP: tl.constexpr):  # fmt: skip
     """Add a tile to the running softmax."""
     positions = at + tl.arange(0, TILE)
+    # An fp8 pool is widened here.
+    keys = keys.to(q.dtype)
+    values = values.to(q.dtype)
     scores = tl.dot(q, tl.trans(keys), input_precision="ieee") * qk_scale
     scores = _capped(scores, soft_cap, SOFT_CAP)
     scores = tl.where(((positions < end) & (positions >= first))[None, :], scores, float("-inf"))
@@ -153,13 +158,15 @@ def _finish(out, out_stride, partial, stats, counters, sinks, sequence, group, s
 
 
 # One compiled kernel for every number of sequences: Triton would make others for 1 and for multiples of 16.
+@fast
 @triton.jit(do_not_specialize=["num_seqs"])
 def _decode_kernel(
     qkv, qkv_stride, pool, seq_lens, table_rows, block_tables, table_stride, cos, sin, q_norm, k_norm, eps, sinks,
-    out, out_stride, partial, stats, counters, num_seqs, qk_scale, soft_cap, window, split_tokens,
+    out, out_stride, partial, stats, counters, num_seqs, qk_scale, soft_cap, window, split_tokens, inverse_k, inverse_v,
+    v_scale,
     H: tl.constexpr, G: tl.constexpr, R: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
     B: tl.constexpr, TILE: tl.constexpr, P: tl.constexpr, ROPE: tl.constexpr, HEAD_NORM: tl.constexpr,
-    SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr,
+    SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     split = tl.program_id(0)
     group = tl.program_id(1)
@@ -199,6 +206,10 @@ def _decode_kernel(
     else:
         q_mask = (rows < R)[:, None] & (d < D)[None, :]
         q = tl.load(queries + rows[:, None] * D + d[None, :], mask=q_mask, other=0.0)
+    if FP8:
+        # fp8 becomes float16 in one instruction, and bfloat16 in several.
+        if q.dtype == tl.bfloat16:
+            q = q.to(tl.float16)
 
     peak = tl.full([M], float("-inf"), tl.float32)
     total = tl.zeros([M], tl.float32)
@@ -210,8 +221,9 @@ def _decode_kernel(
             key = rotated(
                 token + (H + group) * D, k_norm, one, one < 1, cos, sin, length - 1, eps, D, DP, HEAD_NORM
             )
-            key = key.to(pool.dtype.element_ty)
-            value = tl.load(token + (H + G + group) * D + d, mask=d < D, other=0.0).to(pool.dtype.element_ty)
+            key = to_pool(key, inverse_k, pool.dtype.element_ty, FP8)
+            value = tl.load(token + (H + G + group) * D + d, mask=d < D, other=0.0)
+            value = to_pool(value.to(tl.float32), inverse_v, pool.dtype.element_ty, FP8)
             block = tl.load(table + last // B).to(tl.int64)
             place = ((block * 2 * G + group) * B + last % B) * D
             tl.store(
@@ -228,6 +240,8 @@ def _decode_kernel(
         acc, peak, total = _add_tile(acc, peak, total, q, keys, values, at, first, end, qk_scale, soft_cap,
                                      TILE, SOFT_CAP)  # fmt: skip
 
+    if FP8:
+        acc = acc * v_scale
     _finish(out, out_stride, partial, stats, counters, sinks, sequence, group, split, active, acc, peak, total,
             num_seqs, H, G, R, M, D, DP, P, SINKS)  # fmt: skip
 
@@ -248,6 +262,7 @@ def launch(
     window: int,
     soft_cap: float,
     eps: float,
+    kv_scale: tuple[float, float],
     plan: tuple[int, int, int, int, int],
     options: dict[str, object],
 ) -> None:
@@ -258,14 +273,17 @@ def launch(
     cos, sin, q_norm, k_norm = rope
     shared = num_heads // kv_heads
     unused = qkv
+    k_scale, v_scale = kv_scale
     log2e = 1.4426950408889634
     _decode_kernel[(splits, kv_heads, len(seq_lens))](
         qkv, qkv.stride(0), pool, seq_lens, table_rows, block_tables, block_tables.stride(0),
         unused if cos is None else cos, unused if sin is None else sin, unused if q_norm is None else q_norm,
         unused if k_norm is None else k_norm, eps, unused if sinks is None else sinks, out, out.stride(0),
-        partial, stats, counters, len(seq_lens), scale * log2e, soft_cap * log2e, window, split_tokens,
+        partial, stats, counters, len(seq_lens), scale * k_scale * log2e, soft_cap * log2e, window, split_tokens,
+        1.0 / k_scale, 1.0 / v_scale, v_scale,
         H=num_heads, G=kv_heads, R=shared, M=max(16, triton.next_power_of_2(shared)), D=head_dim,
         DP=triton.next_power_of_2(head_dim), B=block_size, TILE=tile, P=splits, ROPE=cos is not None,
-        HEAD_NORM=q_norm is not None, SOFT_CAP=soft_cap > 0.0, SINKS=sinks is not None, STAGES=stages,
+        HEAD_NORM=q_norm is not None, SOFT_CAP=soft_cap > 0.0, SINKS=sinks is not None,
+        FP8=pool.element_size() == 1, STAGES=stages,
         num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip

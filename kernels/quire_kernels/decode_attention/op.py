@@ -68,6 +68,7 @@ def decode_attention(
     soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
     rope: Rope | None = None,
+    kv_scale: tuple[float, float] = (1.0, 1.0),
     plan: Plan | None = None,
     pdl: bool = False,
 ) -> None:
@@ -79,6 +80,7 @@ def decode_attention(
     rotated here, and the new keys and values are written to the pool. Not given: queries are rotated already, and
     the pool holds the new token. window: a token sees this many tokens, itself included; 0 is all. soft_cap: scores
     become soft_cap * tanh(score / soft_cap); 0 is off. sinks: [H], logits that take part in the softmax only.
+    kv_scale: what keys and values of an fp8 pool are multiplied by; (1, 1) where the pool is no fp8.
     """
     _check(qkv, pool, seq_lens, table_rows, block_tables, out, num_heads)
     check_device("decode_attention", qkv, pool, seq_lens, table_rows, block_tables, out, sinks)
@@ -93,7 +95,7 @@ def decode_attention(
     kernel.launch(
         qkv, pool, seq_lens, table_rows, block_tables, out,
         (workspace.partial, workspace.stats, workspace.counters), tensors, sinks, num_heads=num_heads, scale=scale,
-        window=window, soft_cap=soft_cap, eps=0.0 if rope is None else rope.eps,
+        window=window, soft_cap=soft_cap, eps=0.0 if rope is None else rope.eps, kv_scale=kv_scale,
         plan=astuple(chosen), options=pdl_options(pdl),
     )  # fmt: skip
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from quire_kernels.gpu.reference import attend_reference, rotate_reference
+from quire_kernels.gpu.reference import attend_reference, held, rotate_reference
 from quire_kernels.gpu.rope import Rope
 
 
@@ -21,6 +21,7 @@ def decode_attention_reference(
     soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
     rope: Rope | None = None,
+    kv_scale: tuple[float, float] = (1.0, 1.0),
 ) -> torch.Tensor:
     """See op.decode_attention. -> [S, H * D] in float64; with rope, new keys and values go to the pool."""
     kv_heads, block_size, head_dim = pool.shape[2:]
@@ -32,11 +33,13 @@ def decode_attention_reference(
         queries, keys, values = qkv[row].view(-1, head_dim).split([num_heads, kv_heads, kv_heads])
         if rope is not None:
             block, offset = int(table[(length - 1) // block_size]), (length - 1) % block_size
-            pool[block, 0, :, offset] = rotate_reference(keys, rope, length - 1, rope.k_norm).to(pool.dtype)
-            pool[block, 1, :, offset] = values
+            rotated = rotate_reference(keys, rope, length - 1, rope.k_norm)
+            pool[block, 0, :, offset] = held(rotated, kv_scale[0], pool.dtype)
+            pool[block, 1, :, offset] = held(values.double(), kv_scale[1], pool.dtype)
             queries = rotate_reference(queries, rope, length - 1, rope.q_norm).to(qkv.dtype)
         attended = attend_reference(
-            queries[None], pool, table, length, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks
-        )
+            queries[None], pool, table, length, scale=scale, window=window, soft_cap=soft_cap, sinks=sinks,
+            kv_scale=kv_scale,
+        )  # fmt: skip
         out[row] = attended.flatten()
     return out

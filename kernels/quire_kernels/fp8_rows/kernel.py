@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from quire_kernels.gpu.fast_launch import fast
 from quire_kernels.gpu.kernel import wait_for_inputs
 
 ROWS: Final = 0
@@ -25,6 +26,7 @@ NORM: Final = 1
 GATE: Final = 2
 
 
+@fast
 @triton.jit
 def _fp8_rows_kernel(
     x, x_stride, residual, residual_stride, weight, static_scale, out, out_stride, scale, eps,

@@ -18,7 +18,10 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from quire_kernels.gpu.fast_launch import fast
 
+
+@fast
 @triton.jit
 def _gemv_kernel(
     x, weight, weight_stride, scale, norm, residual, bias, out, eps, N,

@@ -16,6 +16,14 @@ def wait_for_inputs(PDL: tl.constexpr):
 
 
 @triton.jit
+def to_pool(values, inverse_scale, kind, FP8: tl.constexpr):
+    """float32 values as the pool of `kind` holds them: in fp8 divided by their scale and kept within its range."""
+    if FP8:
+        values = tl.minimum(tl.maximum(values * inverse_scale, -448.0), 448.0)
+    return values.to(kind)
+
+
+@triton.jit
 def block_ids(table, at, end, TILE: tl.constexpr, B: tl.constexpr):
     """int64 [TILE]: the blocks of positions at .. at + TILE; 0 for positions from `end` on."""
     positions = at + tl.arange(0, TILE)

@@ -19,6 +19,13 @@ def rotate_reference(
     return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1)
 
 
+def held(values: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
+    """float64 keys or values as a pool of dtype holds them: in fp8 divided by their scale and kept within its range."""
+    if dtype == torch.float8_e4m3fn:
+        values = (values / scale).clamp(-448.0, 448.0).float()
+    return values.to(dtype)
+
+
 def attend_reference(
     queries: torch.Tensor,
     pool: torch.Tensor,
@@ -29,6 +36,7 @@ def attend_reference(
     window: int = 0,
     soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
+    kv_scale: tuple[float, float] = (1.0, 1.0),
 ) -> torch.Tensor:
     """queries [t, H, D], the last t tokens of a sequence of `length` -> [t, H, D], float64.
 
@@ -45,6 +53,7 @@ def attend_reference(
     out = torch.empty(queries.shape, dtype=torch.float64, device=queries.device)
     for head in range(queries.shape[1]):
         keys, values = (pool[ids, part, head // shared].flatten(0, 1)[:length].double() for part in (0, 1))
+        keys, values = keys * kv_scale[0], values * kv_scale[1]
         scores = queries[:, head].double() @ keys.T * scale
         if soft_cap:
             scores = soft_cap * torch.tanh(scores / soft_cap)

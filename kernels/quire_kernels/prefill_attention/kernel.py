@@ -9,6 +9,7 @@ to a power of two), B tokens of a block, TOKENS = ROWS / R query tokens and TILE
 qkv              [T, (H + 2 G) * D]   queries rotated; row stride qkv_stride
 pool             [num_blocks, 2, G, B, D], with the new tokens' keys and values
 query_start_loc  [S + 1]              rows of a sequence in qkv and out
+v_scale          of an fp8 pool, what values are multiplied by; the keys' scale is part of qk_scale
 seq_lens         [S]                  tokens of a sequence, the new ones are the last of them
 table_rows       [S]                  the sequence's row of block_tables
 Grid: (G, S, tiles of the longest run); the last tiles, which see most keys, start first.
@@ -20,6 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
+from quire_kernels.gpu.fast_launch import fast
 from quire_kernels.gpu.kernel import block_ids, wait_for_inputs
 
 
@@ -41,6 +43,9 @@ def _attend_range(acc, peak, total, q, pool, table, group, start, end, positions
         else:
             keys = tl.load(place)
             values = tl.load(place + G * B * D)
+        # An fp8 pool is widened here.
+        keys = keys.to(q.dtype)
+        values = values.to(q.dtype)
         scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
         if SOFT_CAP:
             scores = soft_cap * (2.0 * tl.sigmoid(2.0 * scores * qk_scale / soft_cap) - 1.0)
@@ -64,13 +69,14 @@ def _attend_range(acc, peak, total, q, pool, table, group, start, end, positions
     return acc, peak, total
 
 
+@fast
 @triton.jit
 def _prefill_kernel(
     qkv, qkv_stride, pool, query_start_loc, seq_lens, table_rows, block_tables, table_stride, sinks, out, out_stride,
-    qk_scale, soft_cap, window,
+    qk_scale, soft_cap, window, v_scale,
     G: tl.constexpr, R: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, B: tl.constexpr, ROWS: tl.constexpr,
-    TILE: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, WINDOWED: tl.constexpr, PDL: tl.constexpr,
-    STAGES: tl.constexpr,
+    TILE: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, WINDOWED: tl.constexpr, FP8: tl.constexpr,
+    PDL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     TOKENS: tl.constexpr = ROWS // R
     group = tl.program_id(0)
@@ -93,6 +99,10 @@ def _prefill_kernel(
     head = group * R + rows % R
     mask = row_mask[:, None] & (d < D)[None, :]
     q = tl.load(qkv + at[:, None] * qkv_stride + head[:, None] * D + d[None, :], mask=mask, other=0.0)
+    if FP8:
+        # fp8 becomes float16 in one instruction, and bfloat16 in several.
+        if q.dtype == tl.bfloat16:
+            q = q.to(tl.float16)
     table = block_tables + tl.load(table_rows + sequence).to(tl.int64) * table_stride
 
     acc = tl.zeros([ROWS, DP], tl.float32)
@@ -116,6 +126,8 @@ def _prefill_kernel(
     if SINKS:
         sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634
         total += tl.exp2(sink - peak)
+    if FP8:
+        acc = acc * v_scale
     result = (acc / total[:, None]).to(out.dtype.element_ty)
     tl.store(out + at[:, None] * out_stride + head[:, None] * D + d[None, :], result, mask=mask)
 
@@ -135,6 +147,7 @@ def launch(
     scale: float,
     window: int,
     soft_cap: float,
+    kv_scale: tuple[float, float],
     plan: tuple[int, int, int, int],
     options: dict[str, object],
 ) -> None:
@@ -146,8 +159,8 @@ def launch(
     grid = (kv_heads, len(seq_lens), triton.cdiv(max_query_len, rows // shared))
     _prefill_kernel[grid](
         qkv, qkv.stride(0), pool, query_start_loc, seq_lens, table_rows, block_tables, block_tables.stride(0),
-        qkv if sinks is None else sinks, out, out.stride(0), scale * log2e, soft_cap * log2e, window, G=kv_heads,
-        R=shared, D=head_dim, DP=triton.next_power_of_2(head_dim), B=block_size, ROWS=rows, TILE=tile,
-        SOFT_CAP=soft_cap > 0.0, SINKS=sinks is not None, WINDOWED=window > 0, STAGES=stages, num_warps=warps,
-        num_stages=stages, **options,
+        qkv if sinks is None else sinks, out, out.stride(0), scale * kv_scale[0] * log2e, soft_cap * log2e, window,
+        kv_scale[1], G=kv_heads, R=shared, D=head_dim, DP=triton.next_power_of_2(head_dim), B=block_size, ROWS=rows,
+        TILE=tile, SOFT_CAP=soft_cap > 0.0, SINKS=sinks is not None, WINDOWED=window > 0,
+        FP8=pool.element_size() == 1, STAGES=stages, num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip

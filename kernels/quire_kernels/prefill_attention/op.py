@@ -42,6 +42,7 @@ def prefill_attention(
     window: int = 0,
     soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
+    kv_scale: tuple[float, float] = (1.0, 1.0),
     plan: Plan | None = None,
     pdl: bool = False,
 ) -> None:
@@ -50,7 +51,7 @@ def prefill_attention(
     qkv: [T, (H + 2 G) * D] with rotated queries; pool: [num_blocks, 2, G, B, D], keys and values both [B, D] per block
     and head, the new tokens' own among them; query_start_loc int32 [S + 1]; seq_lens int32 [S], the new tokens
     included; table_rows int32 [S]: rows of block_tables int32 [rows, blocks]; out: [T, H * D]; max_query_len: no run is
-    longer. window, soft_cap, sinks: as in decode_attention. Rows of no sequence are not written.
+    longer. window, soft_cap, sinks, kv_scale: as in decode_attention. Rows of no sequence are not written.
     """
     if pool.dim() != 5 or pool.shape[1] != 2 or not pool.is_contiguous():
         raise ValueError(f"pool must be contiguous [num_blocks, 2, G, B, D], got {list(pool.shape)}")
@@ -75,6 +76,6 @@ def prefill_attention(
     chosen = plan or default_plan(head_dim, qkv.element_size())
     kernel.launch(
         qkv, pool, query_start_loc, seq_lens, table_rows, block_tables, out, sinks, num_heads=num_heads,
-        max_query_len=max_query_len, scale=scale, window=window, soft_cap=soft_cap,
+        max_query_len=max_query_len, scale=scale, window=window, soft_cap=soft_cap, kv_scale=kv_scale,
         plan=(chosen.rows, chosen.tile, chosen.warps, chosen.stages), options=pdl_options(pdl),
     )  # fmt: skip

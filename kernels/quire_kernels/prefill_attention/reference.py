@@ -21,6 +21,7 @@ def prefill_attention_reference(
     window: int = 0,
     soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
+    kv_scale: tuple[float, float] = (1.0, 1.0),
 ) -> torch.Tensor:
     """See op.prefill_attention. -> [T, H * D] in float64; rows of no sequence are 0."""
     del max_query_len
@@ -31,6 +32,6 @@ def prefill_attention_reference(
         queries = qkv[first:last, : num_heads * head_dim].view(-1, num_heads, head_dim)
         out[first:last] = attend_reference(
             queries, pool, block_tables[int(table_rows[row])], length, scale=scale, window=window, soft_cap=soft_cap,
-            sinks=sinks,
+            sinks=sinks, kv_scale=kv_scale,
         ).flatten(1)  # fmt: skip
     return out

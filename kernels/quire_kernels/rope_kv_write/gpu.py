@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from quire_kernels.gpu.launch import check_device, pdl_options
-from quire_kernels.gpu.reference import rotate_reference
+from quire_kernels.gpu.reference import held, rotate_reference
 from quire_kernels.gpu.rope import Rope
 from quire_kernels.rope_kv_write import kernel
 
@@ -18,12 +18,14 @@ def rope_kv_write_gpu(
     pool: torch.Tensor,
     *,
     num_heads: int,
+    kv_scale: tuple[float, float] = (1.0, 1.0),
     pdl: bool = False,
 ) -> None:
     """Norm (where rope has weights) and rotate queries in place; norm, rotate and store keys; store values.
 
     qkv: [T, (num_heads + 2 G) * D]; positions: int32 [T]; slot_mapping: int64 [T], block_id * B + offset, negative for
-    tokens that are not stored; pool: [num_blocks, 2, G, B, D].
+    tokens that are not stored; pool: [num_blocks, 2, G, B, D]. kv_scale: an fp8 pool holds keys and values divided by
+    these two, cut to its range.
     """
     if pool.dim() != 5 or pool.shape[1] != 2 or not pool.is_contiguous():
         raise ValueError(f"pool must be contiguous [num_blocks, 2, G, B, D], got {list(pool.shape)}")
@@ -37,7 +39,7 @@ def rope_kv_write_gpu(
         raise ValueError(f"{len(qkv)} rows with {len(positions)} positions and {len(slot_mapping)} slots")
     check_device("rope_kv_write_gpu", qkv, positions, slot_mapping, rope.cos, pool)
     if len(qkv):
-        kernel.launch(qkv, positions, slot_mapping, rope, pool, num_heads, pdl_options(pdl))
+        kernel.launch(qkv, positions, slot_mapping, rope, pool, num_heads, kv_scale, pdl_options(pdl))
 
 
 def rope_kv_write_gpu_reference(
@@ -48,6 +50,7 @@ def rope_kv_write_gpu_reference(
     pool: torch.Tensor,
     *,
     num_heads: int,
+    kv_scale: tuple[float, float] = (1.0, 1.0),
 ) -> None:
     """The same in plain torch and float64, token by token."""
     kv_heads, block_size, head_dim = pool.shape[2:]
@@ -57,5 +60,6 @@ def rope_kv_write_gpu_reference(
         queries[:] = rotate_reference(queries, rope, position, rope.q_norm).to(qkv.dtype)
         if slot >= 0:
             block, offset = divmod(slot, block_size)
-            pool[block, 0, :, offset] = rotate_reference(keys, rope, position, rope.k_norm).to(pool.dtype)
-            pool[block, 1, :, offset] = values.to(pool.dtype)
+            rotated = rotate_reference(keys, rope, position, rope.k_norm)
+            pool[block, 0, :, offset] = held(rotated, kv_scale[0], pool.dtype)
+            pool[block, 1, :, offset] = held(values.double(), kv_scale[1], pool.dtype)

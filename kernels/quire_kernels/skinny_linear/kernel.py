@@ -22,8 +22,11 @@ import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from quire_kernels.gpu.fast_launch import fast
+
 
 # One compiled kernel for every number of rows: Triton would make others for 1 and for multiples of 16.
+@fast
 @triton.jit(do_not_specialize=["m"])
 def _skinny_kernel(
     x, x_stride, weight, weight_stride, scale, residual, residual_stride, bias, out, out_stride, partial, counters, m,

@@ -69,8 +69,9 @@ def skinny_linear(
     """out [m, N] = x [m, K] W^T + bias + residual, for 1 <= m <= MAX_ROWS.
 
     weight: [N, K], contiguous along K. gated: weight is [2 N, K], gate above up, and the product becomes
-    silu(gate) * up. residual [m, N] may be out itself. out may be of another floating type than x; float16 is saturated.
-    scale [rows of weight], float32: what each row of an fp8 weight stands for. Sums are float32.
+    silu(gate) * up. residual [m, N] may be out itself. out may be of another floating type than x, and is
+    cut to float16's range. scale [rows of weight], float32: what each row of an fp8 weight stands for. Sums are
+    float32.
     """
     rows, num_inputs = x.shape
     num_outputs = out.shape[1]
