@@ -15,6 +15,8 @@ import torch
 from torch.nn.functional import linear
 
 from quire_kernels.gpu.rope import Rope
+from quire_worker.cuda.fp8_operations import Fp8Operations
+from quire_worker.cuda.fp8_weight import Fp8Activations, Fp8Weight
 from quire_worker.cuda.kernel_set import KernelSet
 from quire_worker.cuda.state import DeviceTables, StepInputs
 from quire_worker.models.decoder import DecoderWeights
@@ -80,6 +82,8 @@ class DeviceOperations:
         cos, sin = (table.to(device) for table in rope_tables(spec.rope, spec.head_dim, spec.max_model_len))
         self._ropes = [Rope(cos, sin, layer.q_norm, layer.k_norm, spec.norm_eps) for layer in weights.layers]
         self._shape = StepShape(0, 0, 0, 0)
+        self._fp8 = Fp8Operations(kernels, workspace, spec.norm_eps, weights.layers)
+        self._outputs = [layer.output for layer in weights.layers]
 
     def begin(self, shape: StepShape) -> None:
         """The step to come; its inputs are written already, or will be by kernels launched before this step's."""
@@ -96,8 +100,12 @@ class DeviceOperations:
         """See Operations."""
         return Normed(x, weight)
 
-    def linear(self, x: Normed, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    def linear(
+        self, x: Normed, weight: torch.Tensor | Fp8Weight, bias: torch.Tensor | None = None
+    ) -> torch.Tensor:
         """See Operations."""
+        if isinstance(weight, Fp8Weight):
+            return self._fp8.linear(x.stream, x.weight, weight, bias)
         source = x.stream.residual
         if self._is_small(source):
             assert x.stream.delta is None
@@ -111,8 +119,10 @@ class DeviceOperations:
         self._kernels.skinny_linear(hidden, weight, out, self._workspace, bias=bias)
         return out
 
-    def gated_mlp(self, x: Normed, weight: torch.Tensor) -> torch.Tensor:
+    def gated_mlp(self, x: Normed, weight: torch.Tensor | Fp8Weight) -> torch.Tensor | Fp8Activations:
         """See Operations."""
+        if isinstance(weight, Fp8Weight):
+            return self._fp8.gated(x.stream, x.weight, weight)
         source = x.stream.residual
         out = source.new_empty(len(source), len(weight) // 2)
         if self._is_small(source):
@@ -127,7 +137,11 @@ class DeviceOperations:
         return out
 
     def add_linear(
-        self, residual: Stream, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
+        self,
+        residual: Stream,
+        x: torch.Tensor | Fp8Activations,
+        weight: torch.Tensor | Fp8Weight,
+        bias: torch.Tensor | None = None,
     ) -> Stream:
         """See Operations."""
         assert residual.delta is None
@@ -138,6 +152,10 @@ class DeviceOperations:
             self._kernels.gather_rows(residual.residual, kept, fewer)
             residual = Stream(fewer)
         target = residual.residual
+        if isinstance(weight, Fp8Weight):
+            delta = self._fp8.add(target, x, weight, bias)
+            return residual if delta is None else Stream(target, delta)
+        assert not isinstance(x, Fp8Activations)
         if self._is_small(x):
             self._kernels.small_linear(x, weight, target, residual=target, bias=bias)
         elif self._is_skinny(x):
@@ -150,7 +168,10 @@ class DeviceOperations:
         self, layer: int, qkv: torch.Tensor, q_norm: torch.Tensor | None, k_norm: torch.Tensor | None
     ) -> torch.Tensor:
         """See Operations."""
-        out = qkv.new_empty(len(qkv), self._spec.num_heads * self._spec.head_dim)
+        is_fp8 = isinstance(self._outputs[layer], Fp8Weight) and self._fp8.is_narrow(len(qkv))
+        dtype = self._fp8.narrow_dtype(qkv.dtype) if is_fp8 else qkv.dtype
+        size = self._spec.num_heads * self._spec.head_dim
+        out = torch.empty(len(qkv), size, device=qkv.device, dtype=dtype)
         if self._shape.is_decode:
             self._decode(layer, qkv, out, self._ropes[layer])
             return out

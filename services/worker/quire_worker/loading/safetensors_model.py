@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from safetensors import safe_open
 
 from quire_kernels.linear.rows import WeightRows
+from quire_worker.loading.fp8 import Fp8Rows
 from quire_worker.loading.source import ModelFiles
 
 _INDEX = "model.safetensors.index.json"
@@ -70,11 +71,14 @@ class SafetensorsSource:
     def num_bytes(self, name: str) -> int:
         """Bytes of a tensor."""
         view = self._home[name].get_slice(name)
-        size = {"F32": 4, "F16": 2, "BF16": 2}.get(view.get_dtype(), 0)
+        size = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1}.get(view.get_dtype(), 0)
         return size * int(np.prod(view.get_shape(), dtype=np.int64))
 
     def matrix(self, name: str) -> WeightRows:
-        """See TensorSource."""
+        """See TensorSource. fp8 comes without its scales: see loading/fp8.py."""
+        if self._home[name].get_slice(name).get_dtype() == "F8_E4M3":
+            bits = self._home[name].get_tensor(name).contiguous().view(torch.uint8).numpy()
+            return Fp8Rows(bits, np.ones(len(bits), dtype=np.float32))
         tensor = self._tensor(name)
         kind = _KINDS[tensor.dtype]
         data = tensor.numpy() if kind == "f32" else tensor.view(torch.int16).numpy().view(np.uint16)
