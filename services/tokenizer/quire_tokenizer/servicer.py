@@ -19,6 +19,7 @@ from quire_tokenizer.detokenize import Detokenizer
 from quire_tokenizer.encode import TextEncoder, TextLimits
 from quire_tokenizer.loading import LoadedTokenizer
 from quire_tokenizer.metrics import TokenizerMetrics
+from quire_tokenizer.source import DEFAULT_TEMPLATE, TOOL_TEMPLATE
 from quire_tokenizer.stream_table import StreamTable, TextColumns
 from quire_tokenizer.text_pool import TextPool
 from quire_tokenizer.vocabulary import Scheme
@@ -133,6 +134,11 @@ class TokenizerServicer(tokenizer_service_pb2_grpc.TokenizerServicer):
                 else vocabulary_pb2.TEXT_SCHEME_BYTES
             ),
             num_leading_spaces_stripped=vocabulary.num_leading_spaces_stripped,
+            chat_templates=[
+                self._tokenizer.chat_templates[name]
+                for name in (DEFAULT_TEMPLATE, TOOL_TEMPLATE)
+                if name in self._tokenizer.chat_templates
+            ],
         )
 
     def _apply(
