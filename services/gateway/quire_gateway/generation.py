@@ -12,6 +12,7 @@ import secrets
 import uuid
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 from typing import Protocol
 
 from quire_gateway.active_request import ActiveRequest, EngineRequest
@@ -218,7 +219,7 @@ class Generator:
                 message="chat_template is not supported: this server takes none from requests",
             )
         if request.beam_search is not None:
-            validate_beam_search(request)
+            validate_beam_search(request, names)
 
     async def _prepare(
         self,
@@ -263,6 +264,9 @@ class Generator:
         )
         if sampling.min_tokens and sampling.max_tokens and sampling.min_tokens > sampling.max_tokens:
             raise InvalidRequest("min_tokens", f"at most {sampling.max_tokens}", sampling.min_tokens)
+        prompt_text = prompt.text or ""
+        if request.reasoning is not None:
+            sampling = request.reasoning.settled(sampling, prompt_text)
         number = len(generation.requests)
         spec = EngineRequest(
             id=generation.id if number == 0 else f"{generation.id}-{number}",
@@ -280,18 +284,11 @@ class Generator:
             skip_special_tokens=request.skip_special_tokens,
             detokenize=request.detokenize,
         )
-        output = OutputSpec(
-            request.stop,
-            request.include_stop_text,
-            frozenset(sampling.stop_token_ids),
-            wake_on=request.wake_on,
-            stream_interval=request.stream_interval,
-        )
         info = self.tokenizer.info
         active = ActiveRequest(
             spec,
             generation.outlet,
-            output,
+            _output_spec(request, sampling, prompt_text),
             first_choice_index=number * request.n,
             vocabulary=info.vocabulary if info is not None else (),
             on_finished=self.engines.release,
@@ -332,3 +329,20 @@ class Generator:
             else None,
             elapsed_ms=round(elapsed_s * 1e3, 1),
         )
+
+
+def _output_spec(request: GenerationRequest, sampling: Sampling, prompt_text: str) -> OutputSpec:
+    """What the request wants of its sequences' output."""
+    marks, new_matcher = request.reasoning, None
+    if marks is not None and request.stop:
+        new_matcher = partial(
+            marks.stop_matcher, request.stop, prompt_text, include_stop_text=request.include_stop_text
+        )
+    return OutputSpec(
+        request.stop,
+        request.include_stop_text,
+        frozenset(sampling.stop_token_ids),
+        wake_on=request.wake_on,
+        stream_interval=request.stream_interval,
+        new_matcher=new_matcher,
+    )

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from quire_gateway.reasoning_marks import ReasoningMarks
 from quire_gateway.sampling import Sampling
 from quire_gateway.sequences import WakeOn
 from quire_servicekit.errors import InvalidRequest
@@ -121,6 +122,8 @@ class GenerationRequest:
     session_id: str = ""
     skip_reading_prefix_cache: bool = False
     stream_interval: int = 1
+    #: How the model marks its reasoning, where stop texts and spans have to know.
+    reasoning: ReasoningMarks | None = None
 
 
 def validate_request(request: GenerationRequest) -> None:

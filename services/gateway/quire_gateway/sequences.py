@@ -74,6 +74,8 @@ class OutputSpec(NamedTuple):
     #: The request's own stop ids (not the model's end-of-sequence ids).
     stop_token_ids: frozenset[int] = frozenset()
     wake_on: WakeOn = WakeOn.TEXT
+    #: Makes what finds the stop texts, where that is not found in all of the output.
+    new_matcher: Callable[[], StopMatcher] | None = None
     #: Tokens that one piece of news brings, but for the first and the last.
     stream_interval: int = 1
 
@@ -117,9 +119,13 @@ class SequenceState:
         self.index, self.choice_index = index, choice_index
         self._outlet, self._spec, self._on_end, self._vocabulary = outlet, spec, on_end, vocabulary
         self._wake_on = spec.wake_on
-        self._matcher = (
-            StopMatcher(spec.stop, include_stop_text=spec.include_stop_text) if spec.stop else None
-        )
+        self._matcher: StopMatcher | None = None
+        if spec.stop:
+            self._matcher = (
+                StopMatcher(spec.stop, include_stop_text=spec.include_stop_text)
+                if spec.new_matcher is None
+                else spec.new_matcher()
+            )
         #: Every token the engine sent, in order: what another engine needs to go on.
         self.received_token_ids: list[int] = []
         #: The engine has said that the sequence ended.

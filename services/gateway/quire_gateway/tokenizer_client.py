@@ -41,6 +41,8 @@ class TokenizerInfo:
     #: A text is its tokens' bytes, without so many spaces at its start.
     is_text_bytes: bool = False
     num_leading_spaces_stripped: int = 0
+    #: Sources: the default one first, then the one for requests with tools if there is another.
+    chat_templates: tuple[str, ...] = field(default=(), repr=False)
 
 
 class _Replica:
@@ -238,6 +240,7 @@ class TokenizerClient:
                 vocabulary=tuple(response.vocabulary),
                 is_text_bytes=response.text_scheme == vocabulary_pb2.TEXT_SCHEME_BYTES,
                 num_leading_spaces_stripped=response.num_leading_spaces_stripped,
+                chat_templates=tuple(response.chat_templates),
             )
         elif response.fingerprint != self.info.fingerprint:
             raise FingerprintMismatch("tokenizer", self.info.fingerprint, response.fingerprint)

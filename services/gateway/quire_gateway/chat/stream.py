@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from quire_gateway.chat.choice import ChoiceParser
 from quire_gateway.chat.events import (
     ChatEvent,
+    ChatFinish,
     ChoiceFinished,
     ReasoningDelta,
     TextDelta,
@@ -124,9 +125,7 @@ class ChatStream:
 
     async def collect(self) -> list[ChoiceResult]:
         """The whole answer, by choice index."""
-        results = [
-            ChoiceResult(ChoiceFinished(choice.index, choice.unfinished_reason)) for choice in self.choices
-        ]
+        results = [ChoiceResult(ChoiceFinished(choice.index, ChatFinish.STOP)) for choice in self.choices]
         async for events in self.events():
             for event in events:
                 _add(results[event.choice_index], event)

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 #: How constrained JSON is written: as models were taught, and without whitespace that could go on for ever.
 _JSON_STYLE = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-_ANYTHING = "/(.|\\n)*/"
+ANYTHING = "/(.|\\n)*/"
 
 
 class Json(NamedTuple):
@@ -67,14 +67,14 @@ class CallGrammar:
 
         special_tokens: ids of the vocabulary's special tokens by their texts.
         """
-        writer = _Writer(special_tokens)
+        writer = GrammarWriter(special_tokens)
         calls = self._list(writer, writer.either(self.calls), is_parallel)
         lead = f"({writer.text(self.lead)})? " if self.lead else ""
         return writer.grammar(f"start: {lead}{calls}")
 
     def free(self, special_tokens: Mapping[str, int], *, is_parallel: bool) -> str:
         """The grammar of outputs that are any text, in which what begins as a call must be one."""
-        writer = _Writer(special_tokens)
+        writer = GrammarWriter(special_tokens)
         call = writer.either(self.calls)
         if not self.trigger:
             first = re.escape((self.prefix or str(self.calls[0][0]))[0])
@@ -87,9 +87,9 @@ class CallGrammar:
             begun = writer.either(rest)
         writer.rules.append(writer.trigger(self.trigger))
         repeat = "*" if is_parallel else "?"
-        return writer.grammar(f"start: (begun){repeat} tail", f"begun: trigger {begun}", f"tail: {_ANYTHING}")
+        return writer.grammar(f"start: (begun){repeat} tail", f"begun: trigger {begun}", f"tail: {ANYTHING}")
 
-    def _list(self, writer: _Writer, call: str, is_parallel: bool, prefix: str | None = None) -> str:
+    def _list(self, writer: GrammarWriter, call: str, is_parallel: bool, prefix: str | None = None) -> str:
         parts = [writer.text(self.prefix if prefix is None else prefix), call]
         if is_parallel and not self.is_single:
             parts.append(f"({writer.text(self.separator)} {call})*")
@@ -98,7 +98,7 @@ class CallGrammar:
 
 
 @dataclass(slots=True)
-class _Writer:
+class GrammarWriter:
     """Collects rules in Lark's syntax."""
 
     special_tokens: Mapping[str, int]
@@ -121,8 +121,8 @@ class _Writer:
     def trigger(self, text: str) -> str:
         """The rule of the text up to a call and its first characters."""
         if text in self.special_tokens:
-            return f"trigger: {_ANYTHING} <[{self.special_tokens[text]}]>"
-        return f"trigger[lazy]: {_ANYTHING} {_quoted(text)}"
+            return f"trigger: {ANYTHING} <[{self.special_tokens[text]}]>"
+        return f"trigger[lazy]: {ANYTHING} {_quoted(text)}"
 
     def either(self, sequences: Sequence[Sequence[Part]]) -> str:
         """A new rule: one of the sequences."""
@@ -140,7 +140,7 @@ class _Writer:
             styled = {**part.schema, "x-guidance": _JSON_STYLE}
             return self.rule("%json " + json.dumps(styled, ensure_ascii=False))
         if isinstance(part, Until):
-            return self.rule(_ANYTHING, f"[suffix={_quoted(part.end)}]")
+            return self.rule(ANYTHING, f"[suffix={_quoted(part.end)}]")
         if isinstance(part, Either):
             return "(" + " | ".join(self.text(text) for text in part.texts) + ")"
         return f"({self.sequence(part.parts)})?"

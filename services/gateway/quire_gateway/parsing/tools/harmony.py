@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from quire_gateway.chat.call import Tool
-from quire_gateway.parsing.grammar import CallGrammar, Json, closed_schema
+from quire_gateway.parsing.grammar import ANYTHING, CallGrammar, GrammarWriter, Json, closed_schema
 from quire_gateway.parsing.harmony import (
     BEGINS,
     CHANNEL,
     CONSTRAIN,
+    END,
     ENDS,
     MARKERS,
     MESSAGE,
@@ -58,6 +59,25 @@ class HarmonyParser(JsonCallParser):
         return True
 
 
+class HarmonyGrammar(CallGrammar):
+    """Free outputs are messages, whose marks are tokens of their own; those to functions are bound."""
+
+    def free(self, special_tokens: Mapping[str, int], *, is_parallel: bool) -> str:
+        """See CallGrammar."""
+        if any(mark not in special_tokens for mark in (START, CHANNEL, CONSTRAIN, MESSAGE, END)):
+            return super().free(special_tokens, is_parallel=is_parallel)
+        writer = GrammarWriter(special_tokens)
+        call, start, end = writer.either(self.calls), writer.text(START), writer.text(END)
+        return writer.grammar(
+            "start: message* (call | last)",
+            f"message: header text {end}",
+            f"call: ({start} text)? {call}",
+            "last: header? text",
+            f"header: ({start} text)? {writer.text(CHANNEL)} /[a-z]+/ {writer.text(MESSAGE)}",
+            f"text: {ANYTHING}",
+        )
+
+
 class HarmonyFormat(ToolFormat):
     """See the module."""
 
@@ -77,6 +97,6 @@ class HarmonyFormat(ToolFormat):
             )
             for tool in tools
         ]
-        return CallGrammar(
+        return HarmonyGrammar(
             calls=calls, lead=f"{START}assistant", trigger=f"{CHANNEL}commentary to=", is_single=True
         )
