@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -103,8 +103,11 @@ def _is_settled(best: Beam, worst_ended: Beam, max_tokens: int, length_penalty: 
     return bound <= worst_ended.score(length_penalty)
 
 
-def validate_beam_search(request: GenerationRequest) -> None:
-    """Raise for what does not go together with beam search, by name, and for a penalty out of range."""
+def validate_beam_search(request: GenerationRequest, names: Mapping[str, str] | None = None) -> None:
+    """Raise for what does not go together with beam search, by name, and for a penalty out of range.
+
+    names: what the client's dialect calls a field.
+    """
     options = request.beam_search
     assert options is not None, "only for beam search"
     if not (math.isfinite(options.length_penalty) and abs(options.length_penalty) <= MAX_LENGTH_PENALTY):
@@ -113,7 +116,8 @@ def validate_beam_search(request: GenerationRequest) -> None:
     excluded = [name for name, neutral in _EXCLUDED.items() if getattr(request.sampling, name) not in neutral]
     excluded += [name for name in ("stop", "bad_words") if getattr(request, name)]
     if excluded:
-        raise Unsupported(excluded[0], message=f"{excluded[0]} is not supported together with beam search")
+        name = (names or {}).get(excluded[0], excluded[0])
+        raise Unsupported(name, message=f"{name} is not supported together with beam search")
 
 
 async def run_beam_search(

@@ -12,7 +12,15 @@ from quire_gateway.openai.chat_request import ChatRequest
 from quire_gateway.openai.completion_request import CompletionRequest
 from quire_gateway.openai.options import named_call
 from quire_gateway.openai.parameters import NEUTRAL, UNSUPPORTED, parse
-from quire_gateway.requests import CallInfo, ChatPrompt, TextPrompt, TokenPrompt
+from quire_gateway.requests import (
+    BeamSearch,
+    CallInfo,
+    ChatPrompt,
+    TextPrompt,
+    TokenPrompt,
+    Truncation,
+    TruncationSide,
+)
 from quire_servicekit import errors
 
 _MESSAGES = [{"role": "user", "content": "hi"}]
@@ -245,11 +253,35 @@ def test_completions_have_openais_default_length() -> None:
     assert _completion(max_tokens=3).to_generations()[0].sampling.max_tokens == 3
 
 
-def test_echo_with_logprobs_is_refused() -> None:
-    """It would need the prompt's log-probabilities."""
-    with pytest.raises(errors.Unsupported) as refused:
-        _completion(echo=True, logprobs=1).to_generations()
-    assert refused.value.parameter == "echo"
+def test_echo_with_logprobs_scores_the_prompt() -> None:
+    """An echoed prompt has as many log-probabilities as the output, unless prompt_logprobs says otherwise."""
+    assert _completion(echo=True, logprobs=1).to_generations()[0].sampling.num_prompt_logprobs == 1
+    both = _completion(echo=True, logprobs=1, prompt_logprobs=0).to_generations()[0].sampling
+    assert (both.num_logprobs, both.num_prompt_logprobs) == (1, 0)
+    assert _completion(echo=True).to_generations()[0].sampling.num_prompt_logprobs is None
+
+
+def test_extras_reach_the_domain() -> None:
+    """Each further parameter has its counterpart in the request of both endpoints."""
+    extras: dict[str, Any] = {
+        "bad_words": ["no"], "truncate_prompt_tokens": 5, "truncation_side": "right", "session_id": "s1",
+        "skip_reading_prefix_cache": True, "logprob_token_ids": [4, 2],
+    }  # fmt: skip
+    for request in (
+        _chat(logprobs=True, **extras).to_generation(),
+        _completion(**extras).to_generations()[0],
+    ):
+        assert (request.bad_words, request.session_id) == (("no",), "s1")
+        assert request.truncation == Truncation(max_tokens=5, side=TruncationSide.RIGHT)
+        assert request.skip_reading_prefix_cache and request.beam_search is None
+        assert (request.sampling.logprob_token_ids, request.sampling.num_logprobs) == ((4, 2), None)
+    assert _chat(truncate_prompt_tokens=-1).to_generation().truncation == Truncation()
+    beams = _completion(use_beam_search=True, length_penalty=2, n=3).to_generations()[0]
+    assert (beams.beam_search, beams.n) == (BeamSearch(length_penalty=2.0), 3)
+    assert _chat(stream=True, stream_interval=4).to_generation().stream_interval == 4
+    prompt = _chat(chat_template="{{ x }}", documents=[{"text": "d"}]).to_generation().prompt
+    assert isinstance(prompt, ChatPrompt)
+    assert (prompt.chat_template, prompt.documents) == ("{{ x }}", ({"text": "d"},))
 
 
 @pytest.mark.parametrize(

@@ -74,11 +74,17 @@ class ChatRequest(CommonRequest):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template: str = ""
+    documents: list[dict[str, Any]] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _check(self) -> ChatRequest:
         if self.top_logprobs is not None and not self.logprobs:
             raise InvalidRequest("top_logprobs", message="top_logprobs is only allowed when logprobs is true")
+        if self.logprob_token_ids and not self.logprobs:
+            raise InvalidRequest(
+                "logprob_token_ids", message="logprob_token_ids is only allowed when logprobs is true"
+            )
         if self.continue_final_message and self.add_generation_prompt:
             raise InvalidRequest(
                 "continue_final_message", message="continue_final_message excludes add_generation_prompt"
@@ -93,6 +99,7 @@ class ChatRequest(CommonRequest):
             "prompt": "messages",
             "template_kwargs": "chat_template_kwargs",
             "num_logprobs": "top_logprobs",
+            "num_prompt_logprobs": "prompt_logprobs",
             "max_tokens": limit,
         }
 
@@ -106,6 +113,8 @@ class ChatRequest(CommonRequest):
                 add_generation_prompt=False if self.continue_final_message else self.add_generation_prompt,
                 continue_final_message=self.continue_final_message,
                 template_kwargs=self.chat_template_kwargs,
+                chat_template=self.chat_template,
+                documents=tuple(self.documents),
             ),
             sampling=self.sampling(num_logprobs=num_logprobs, max_tokens=limit),
             wake_on=WakeOn.TEXT if self.stream else WakeOn.END,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from quire_gateway.openai.options import CommonRequest, common_options
 from quire_gateway.requests import MAX_SEQUENCES, GenerationRequest, TextPrompt, TokenPrompt
 from quire_gateway.sequences import WakeOn
-from quire_servicekit.errors import InvalidRequest, Unsupported
+from quire_servicekit.errors import InvalidRequest
 
 #: OpenAI's default for this endpoint; chat has none.
 DEFAULT_MAX_TOKENS = 16
@@ -22,7 +22,22 @@ class CompletionRequest(CommonRequest):
     @property
     def names(self) -> dict[str, str]:
         """What this dialect calls the domain's fields."""
-        return {"prompt": "prompt", "num_logprobs": "logprobs"}
+        return {"prompt": "prompt", "num_logprobs": "logprobs", "num_prompt_logprobs": "prompt_logprobs"}
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether choices carry log-probabilities."""
+        return self.logprobs is not None or bool(self.logprob_token_ids)
+
+    @property
+    def is_echo_scored(self) -> bool:
+        """Whether the echoed prompt has them too."""
+        return self.echo and self.has_logprobs
+
+    @property
+    def is_prompt_only(self) -> bool:
+        """Nothing but the prompt is wanted back: it is scored, and what must be generated for that is left out."""
+        return self.echo and self.max_tokens == 0
 
     def prompts(self) -> list[TextPrompt] | list[TokenPrompt]:
         """The prompts, one or more. Raises InvalidRequest for none, too many, or negative ids."""
@@ -45,12 +60,16 @@ class CompletionRequest(CommonRequest):
 
     def to_generations(self) -> list[GenerationRequest]:
         """The request in domain words, one per prompt."""
-        if self.echo and self.logprobs is not None:
-            raise Unsupported("echo", message="echo together with logprobs is not supported")
         limit = self.max_tokens if self.max_tokens is not None else DEFAULT_MAX_TOKENS
         if self.max_tokens is None and self.min_tokens is not None:
             limit = max(limit, self.min_tokens)
-        sampling = self.sampling(num_logprobs=self.logprobs, max_tokens=limit)
+        if self.is_prompt_only:
+            limit = 1
+        sampling = self.sampling(
+            num_logprobs=self.logprobs,
+            max_tokens=limit,
+            num_prompt_logprobs=(self.logprobs or 0) if self.is_echo_scored else None,
+        )
         options = common_options(self)
         wake_on = WakeOn.TEXT if self.stream else WakeOn.END
         return [

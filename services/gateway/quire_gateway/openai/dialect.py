@@ -11,8 +11,9 @@ from typing import Any
 
 import orjson
 
+from quire_gateway.active_request import ActiveRequest
 from quire_gateway.generation import Generation
-from quire_gateway.openai.logprobs import chat_logprobs, completion_logprobs
+from quire_gateway.openai.logprobs import chat_logprobs, completion_logprobs, prompt_logprobs
 from quire_gateway.openai.options import CommonRequest
 from quire_gateway.sequences import SequenceState, Update, Vocabulary
 
@@ -33,9 +34,9 @@ CHAT = Shape("chatcmpl-", "chat.completion", "chat.completion.chunk", True)
 COMPLETION = Shape("cmpl-", "text_completion", "text_completion", False)
 
 
-def usage_of(generation: Generation) -> dict[str, Any]:
-    """The usage object, as of now."""
-    prompt, output = generation.num_prompt_tokens, generation.num_output_tokens
+def usage_of(generation: Generation, *, is_prompt_only: bool = False) -> dict[str, Any]:
+    """The usage object, as of now. is_prompt_only: what had to be generated is not told."""
+    prompt, output = generation.num_prompt_tokens, 0 if is_prompt_only else generation.num_output_tokens
     return {
         "prompt_tokens": prompt,
         "completion_tokens": output,
@@ -56,12 +57,20 @@ class Answer:
     has_logprobs: bool = False
     #: Per choice: text that stands before the output (echo).
     echoes: list[str] = field(default_factory=list)
+    #: The echoed prompt has log-probabilities too.
+    is_echo_scored: bool = False
+    #: Nothing but the prompt is wanted back.
+    is_prompt_only: bool = False
+    #: Per prompt its text, where the client wants it.
+    prompt_texts: list[str] = field(default_factory=list)
     _prefix: bytes = b""
     _start: bytes = b""
     _plain_end: bytes = b""
     _end: bytes = b""
     _is_plain: bool = True
     _offsets: dict[int, int] = field(default_factory=dict)
+    #: Choices whose scored echo has gone out.
+    _echoed: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         options = self.request.options
@@ -76,6 +85,7 @@ class Answer:
             or self.request.return_token_ids
             or options.include_timing
             or options.continuous_usage_stats
+            or self.is_prompt_only
         )
 
     # ---- Chunks ------------------------------------------------------------------------------------------------
@@ -83,17 +93,29 @@ class Answer:
     def opening(self) -> bytes:
         """The chunks before any output: chat's roles, or completions' echoed prompts."""
         if self.shape.is_chat:
+            if self._wants_prompt:
+                return b"".join(self._chat_opening(sequence) for sequence in self.generation.sequences)
             delta = b',"delta":{"role":"assistant","content":""},"logprobs":null,"finish_reason":null}'
             return b"".join(
                 self._prefix + b'{"index":%d' % sequence.choice_index + delta + self._end + b"}\n\n"
                 for sequence in self.generation.sequences
             )
+        if self._wants_prompt:
+            return b"".join(self._completion_opening(sequence) for sequence in self.generation.sequences)
+        if self.is_echo_scored:
+            # The scores come with the first output, or before it.
+            return b""
         return b"".join(self._text(index, echo) for index, echo in enumerate(self.echoes) if echo)
 
     def delta(self, index: int, update: Update) -> bytes:
         """The chunk of a choice's new output; nothing if it brings nothing the client asked for."""
         if self._is_plain:
             return self._text(index, update.text) if update.text else b""
+        if self.is_echo_scored and index not in self._echoed:
+            self._echoed.add(index)
+            return self._scored_echo(index) + self.delta(index, update)
+        if self.is_prompt_only:
+            return b""
         if not (update.text or update.logprobs or (update.token_ids and self.request.return_token_ids)):
             return b""
         choice: dict[str, Any] = {"index": index, **self._body(update.text)}
@@ -116,7 +138,7 @@ class Answer:
         """The usage chunk, if it is wanted, and the end of the stream."""
         if not self.request.options.include_usage:
             return DONE
-        chunk = self._envelope(self.shape.chunk_object) | {"choices": [], "usage": usage_of(self.generation)}
+        chunk = self._envelope(self.shape.chunk_object) | {"choices": [], "usage": self._usage()}
         return b"data: " + orjson.dumps(chunk) + b"\n\n" + DONE
 
     def _text(self, index: int, text: str) -> bytes:
@@ -127,7 +149,7 @@ class Answer:
         options = self.request.options
         end = self._end
         if options.continuous_usage_stats:
-            end = b'],"usage":' + orjson.dumps(usage_of(self.generation))
+            end = b'],"usage":' + orjson.dumps(self._usage())
         if options.include_timing:
             end += b',"quire":{"sampled_at_unix_us":%d}' % update.sampled_at_unix_us
         return end + b"}\n\n"
@@ -139,11 +161,15 @@ class Answer:
         choices = [
             self._choice(sequence, outputs[sequence.choice_index]) for sequence in self.generation.sequences
         ]
-        body = self._envelope(self.shape.object) | {"choices": choices, "usage": usage_of(self.generation)}
+        body = self._envelope(self.shape.object) | {"choices": choices, "usage": self._usage()}
+        if self.shape.is_chat:
+            body |= self._prompt(self.generation.requests[0])
         return orjson.dumps(body)
 
     def _choice(self, sequence: SequenceState, output: Update) -> dict[str, Any]:
         index = sequence.choice_index
+        if self.is_prompt_only:
+            output = Update("", [], [], output.sampled_at_unix_us)
         choice: dict[str, Any] = {"index": index}
         if self.shape.is_chat:
             choice["message"] = {"role": "assistant", "content": output.text, "refusal": None}
@@ -153,10 +179,65 @@ class Answer:
         choice |= _end_of(sequence)
         if self.request.return_token_ids:
             choice["token_ids"] = output.token_ids
-            choice["prompt_token_ids"] = self.generation.requests[
-                index // self.request.n
-            ].spec.prompt_token_ids
+        if not self.shape.is_chat:
+            choice |= self._prompt(self._request_of(index))
         return choice
+
+    # ---- What is told of prompts -------------------------------------------------------------------------------
+
+    @property
+    def _wants_prompt(self) -> bool:
+        """A stream's first chunk tells of the prompt."""
+        return self.request.return_token_ids or self.request.return_prompt_text
+
+    def _request_of(self, index: int) -> ActiveRequest:
+        return self.generation.requests[index // self.request.n]
+
+    def _prompt(self, active: ActiveRequest) -> dict[str, Any]:
+        """What the client wants to know of a prompt: of the answer in chat, of each choice in completions."""
+        found: dict[str, Any] = {}
+        if self.request.return_token_ids:
+            found["prompt_token_ids"] = active.spec.prompt_token_ids
+        if self.request.return_prompt_text:
+            found["prompt_text"] = self.prompt_texts[self.generation.requests.index(active)]
+        if self.request.prompt_logprobs is not None:
+            found["prompt_logprobs"] = prompt_logprobs(
+                active.prompt_logprobs, self.vocabulary, as_ids=self.request.return_tokens_as_token_ids
+            )
+        return found
+
+    def _chat_opening(self, sequence: SequenceState) -> bytes:
+        choice = {
+            "index": sequence.choice_index,
+            "delta": {"role": "assistant", "content": ""},
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        prompt = orjson.dumps(self._prompt(self.generation.requests[0]))[1:-1]
+        return self._prefix + orjson.dumps(choice) + self._end + b"," + prompt + b"}\n\n"
+
+    def _completion_opening(self, sequence: SequenceState) -> bytes:
+        index = sequence.choice_index
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": self.echoes[index] if self.echoes and not self.is_echo_scored else "",
+            "logprobs": None,
+            "finish_reason": None,
+        }
+        choice |= self._prompt(self._request_of(index))
+        return self._prefix + orjson.dumps(choice) + self._end + b"}\n\n"
+
+    def _scored_echo(self, index: int) -> bytes:
+        choice = {
+            "index": index,
+            "text": self.echoes[index],
+            "logprobs": self._logprobs(index, Update("", [], [], 0)),
+            "finish_reason": None,
+        }
+        return self._prefix + orjson.dumps(choice) + self._end + b"}\n\n"
+
+    def _usage(self) -> dict[str, Any]:
+        return usage_of(self.generation, is_prompt_only=self.is_prompt_only)
 
     def _envelope(self, kind: str) -> dict[str, Any]:
         model = self.generation.model
@@ -174,10 +255,23 @@ class Answer:
     def _logprobs(self, index: int, update: Update) -> dict[str, Any] | None:
         if not self.has_logprobs:
             return None
+        as_ids = self.request.return_tokens_as_token_ids
         if self.shape.is_chat:
-            return chat_logprobs(update.logprobs, self.vocabulary)
+            return chat_logprobs(update.logprobs, self.vocabulary, as_ids=as_ids)
+        scored, first, is_hidden = update.logprobs, None, False
+        if self.is_echo_scored and index not in self._offsets:
+            active = self._request_of(index)
+            first = active.spec.prompt_token_ids[0]
+            scored = [*active.prompt_logprobs, *scored]
+            text = self.vocabulary[first].decode("utf-8", "replace") if first < len(self.vocabulary) else ""
+            is_hidden = not self.echoes[index].startswith(text)
         found, self._offsets[index] = completion_logprobs(
-            update.logprobs, self.vocabulary, self._offsets.get(index, 0)
+            scored,
+            self.vocabulary,
+            self._offsets.get(index, 0),
+            as_ids=as_ids,
+            first_token_id=first,
+            is_first_hidden=is_hidden,
         )
         return found
 

@@ -19,7 +19,7 @@ from quire_gateway.openai.completion_request import CompletionRequest
 from quire_gateway.openai.dialect import CHAT, COMPLETION, Answer
 from quire_gateway.openai.options import named_call
 from quire_gateway.openai.parameters import parse
-from quire_gateway.requests import CallInfo, TextPrompt, TokenPrompt
+from quire_gateway.requests import CallInfo
 from quire_gateway.sequences import Update
 from quire_servicekit.errors import QuireError, UnknownModel
 from quire_servicekit.logging import get_logger
@@ -52,8 +52,9 @@ class OpenAIEndpoints:
                 prompt, call = request.to_generation(), named_call(request, call)
             async with self._generator.run([prompt], call, route="chat", names=request.names) as generation:
                 answer = Answer(
-                    CHAT, generation, request, int(self._clock()), self._vocabulary(), request.logprobs
-                )
+                    CHAT, generation, request, int(self._clock()), self._vocabulary(), request.logprobs,
+                    prompt_texts=await self._prompt_texts(generation, request.return_prompt_text),
+                )  # fmt: skip
                 async for piece in self._answer(answer, generation):
                     has_head = True
                     yield piece
@@ -71,12 +72,14 @@ class OpenAIEndpoints:
             async with self._generator.run(
                 prompts, call, route="completions", names=request.names
             ) as generation:
-                has_logprobs = request.logprobs is not None
                 answer = Answer(
-                    COMPLETION, generation, request, int(self._clock()), self._vocabulary(), has_logprobs
-                )
+                    COMPLETION, generation, request, int(self._clock()), self._vocabulary(), request.has_logprobs,
+                    is_echo_scored=request.is_echo_scored, is_prompt_only=request.is_prompt_only,
+                    prompt_texts=await self._prompt_texts(generation, request.return_prompt_text),
+                )  # fmt: skip
                 if request.echo:
-                    answer.echoes = await self._echoes(request)
+                    texts = await self._echoes(generation)
+                    answer.echoes = [text for text in texts for _ in range(request.n)]
                 async for piece in self._answer(answer, generation):
                     has_head = True
                     yield piece
@@ -135,17 +138,21 @@ class OpenAIEndpoints:
         yield Head(200, JSON)
         yield body
 
-    async def _echoes(self, request: CompletionRequest) -> list[str]:
-        """Per choice the text of its prompt."""
-        echoes: list[str] = []
-        for prompt in request.prompts():
-            echoes += [await self._text_of(prompt)] * request.n
-        return echoes
+    async def _prompt_texts(self, generation: Generation, is_wanted: bool) -> list[str]:
+        """Per prompt its text, if that is wanted."""
+        if not is_wanted:
+            return []
+        return [await self._generator.prompt_text(active) for active in generation.requests]
 
-    async def _text_of(self, prompt: TextPrompt | TokenPrompt) -> str:
-        if isinstance(prompt, TextPrompt):
-            return prompt.text
-        return await self._generator.tokenizer.decode(prompt.token_ids)
+    async def _echoes(self, generation: Generation) -> list[str]:
+        """Per prompt the text that a completion begins with: without special tokens that the client did not write."""
+        decode = self._generator.tokenizer.decode
+        return [
+            active.prompt_text
+            if active.prompt_text is not None
+            else await decode(active.spec.prompt_token_ids)
+            for active in generation.requests
+        ]
 
     def _vocabulary(self) -> Sequence[bytes]:
         info = self._generator.tokenizer.info

@@ -7,14 +7,20 @@ requests.py), with the names this dialect uses.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from quire_gateway.openai.parameters import StrictModel
-from quire_gateway.requests import MAX_REQUEST_ID_CHARS, CallInfo
+from quire_gateway.requests import (
+    MAX_REQUEST_ID_CHARS,
+    BeamSearch,
+    CallInfo,
+    Truncation,
+    TruncationSide,
+)
 from quire_gateway.sampling import MAX_SEED, Sampling
-from quire_servicekit.errors import InvalidRequest
+from quire_servicekit.errors import InvalidRequest, Unsupported
 
 #: Whole numbers are numbers too.
 Number = float
@@ -54,9 +60,22 @@ class CommonRequest(StrictModel):
     ignore_eos: bool | None = None
     stop_token_ids: list[int] = Field(default_factory=list)
     allowed_token_ids: list[int] = Field(default_factory=list)
+    bad_words: list[str] = Field(default_factory=list)
+    prompt_logprobs: int | None = None
+    logprob_token_ids: list[int] = Field(default_factory=list)
+    use_beam_search: bool = False
+    length_penalty: Number = 1.0
+    #: -1: as many as fit.
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] = "left"
     include_stop_str_in_output: bool = False
     skip_special_tokens: bool = True
     return_token_ids: bool = False
+    return_tokens_as_token_ids: bool = False
+    return_prompt_text: bool = False
+    stream_interval: int = 1
+    session_id: str = ""
+    skip_reading_prefix_cache: bool = False
     cache_salt: str = ""
     priority: int = 0
     request_id: str = ""
@@ -69,6 +88,30 @@ class CommonRequest(StrictModel):
             )
         return self
 
+    @model_validator(mode="after")
+    def _check_extras(self) -> CommonRequest:
+        for name in ("prompt_logprobs", "use_beam_search"):
+            if self.stream and getattr(self, name) not in (None, False):
+                raise Unsupported(name, message=f"{name} is not supported when stream is true")
+        if self.length_penalty != 1.0 and not self.use_beam_search:
+            raise InvalidRequest(
+                "length_penalty", message="length_penalty is only allowed when use_beam_search is true"
+            )
+        length = self.truncate_prompt_tokens
+        if length is not None and length < 1 and length != -1:
+            raise InvalidRequest("truncate_prompt_tokens", "at least 1, or -1 for as many as fit", length)
+        return self
+
+    @property
+    def truncation(self) -> Truncation | None:
+        """How the prompt is cut."""
+        length = self.truncate_prompt_tokens
+        if length is None:
+            return None
+        return Truncation(
+            max_tokens=None if length == -1 else length, side=TruncationSide(self.truncation_side)
+        )
+
     @property
     def options(self) -> StreamOptions:
         """The stream options, set or not."""
@@ -78,8 +121,14 @@ class CommonRequest(StrictModel):
         """The stop texts as a tuple."""
         return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop)
 
-    def sampling(self, *, num_logprobs: int | None, max_tokens: int | None) -> Sampling:
-        """The sampling parameters, unset ones as None."""
+    def sampling(
+        self, *, num_logprobs: int | None, max_tokens: int | None, num_prompt_logprobs: int | None = None
+    ) -> Sampling:
+        """The sampling parameters, unset ones as None. num_prompt_logprobs: where prompt_logprobs is unset."""
+        if self.logprob_token_ids and num_logprobs:
+            raise InvalidRequest(
+                "logprob_token_ids", message="logprob_token_ids replaces the most probable tokens: ask for 0"
+            )
         return Sampling(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -92,7 +141,9 @@ class CommonRequest(StrictModel):
             # OpenAI's seed is a signed 64-bit number; ours is the same bits unsigned.
             seed=self.seed & MAX_SEED if self.seed is not None and -(2**63) <= self.seed < 0 else self.seed,
             logit_bias={_token_id(key): value for key, value in self.logit_bias.items()},
-            num_logprobs=num_logprobs,
+            num_logprobs=None if self.logprob_token_ids else num_logprobs,
+            num_prompt_logprobs=num_prompt_logprobs if self.prompt_logprobs is None else self.prompt_logprobs,
+            logprob_token_ids=tuple(self.logprob_token_ids),
             min_tokens=self.min_tokens,
             max_tokens=max_tokens,
             ignore_eos=self.ignore_eos,
@@ -126,4 +177,10 @@ def common_options(request: CommonRequest) -> dict[str, Any]:
         "skip_special_tokens": request.skip_special_tokens,
         "priority": request.priority,
         "cache_salt": request.cache_salt,
+        "bad_words": tuple(request.bad_words),
+        "truncation": request.truncation,
+        "beam_search": BeamSearch(length_penalty=request.length_penalty) if request.use_beam_search else None,
+        "session_id": request.session_id,
+        "skip_reading_prefix_cache": request.skip_reading_prefix_cache,
+        "stream_interval": request.stream_interval if request.stream else 1,
     }

@@ -28,24 +28,21 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "verbosity": ("medium",),
     "suffix": ("",),
     "best_of": (1,),
-    "use_beam_search": (False,),
-    "length_penalty": (1, 1.0),
     "spaces_between_special_tokens": (True,),
     "include_reasoning": (True,),
-    "bad_words": ([],),
     "documents": ([],),
-    "return_tokens_as_token_ids": (False,),
-    "return_prompt_text": (False,),
+    # A chat's template writes its own; completions serve it.
+    "add_special_tokens": (False,),
 }
 
 #: Known to OpenAI or to other servers of its dialect, and not served yet.
 UNSUPPORTED = frozenset(NEUTRAL) | {
     "audio", "prediction", "reasoning_effort", "web_search_options", "moderation",
     "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
-    "guided_decoding_backend", "guided_whitespace_pattern", "prompt_logprobs", "logprob_token_ids",
-    "truncate_prompt_tokens", "truncation_side", "chat_template", "thinking_token_budget", "logits_processors",
-    "mm_processor_kwargs", "media_io_kwargs", "kv_transfer_params", "ec_transfer_params", "vllm_xargs", "session_id",
-    "repetition_detection", "stream_interval", "prompt_embeds", "response_role", "echo", "add_special_tokens",
+    "guided_decoding_backend", "guided_whitespace_pattern", "prompt_logprob_token_ids",
+    "prompt_logprob_start", "flat_logprobs", "chat_template", "thinking_token_budget", "logits_processors",
+    "mm_processor_kwargs", "media_io_kwargs", "kv_transfer_params", "ec_transfer_params", "vllm_xargs",
+    "repetition_detection", "prompt_embeds", "response_role", "echo",
     "add_generation_prompt", "continue_final_message", "chat_template_kwargs", "max_completion_tokens",
     "top_logprobs", "messages", "prompt",
 }  # fmt: skip
