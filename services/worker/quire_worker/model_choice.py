@@ -111,8 +111,12 @@ class ChosenExecutor:
                     attention=settings.attention,
                     load_format=settings.load_format,
                     pool_memory_bytes=settings.pool_memory_bytes,
+                    quantization=settings.quantization,
+                    kv_cache_dtype=settings.kv_cache_dtype,
                 )
             )
+        if settings.kv_cache_dtype != "auto":
+            raise ValueError(f"kv_cache_dtype: {settings.kv_cache_dtype} is for a GPU; a CPU's pool is in float32")
         return ModelExecutor(
             ModelExecutorSettings(
                 device=settings.device,
@@ -120,6 +124,7 @@ class ChosenExecutor:
                 attention=settings.attention,
                 pool_memory_bytes=settings.pool_memory_bytes,
                 load_format=settings.load_format,
+                quantization=settings.quantization,
                 has_raw_logprobs=settings.logprobs_mode == "raw",
                 tasks=_DECODER_TASKS[settings.task],
                 pooling=self._method,

@@ -34,6 +34,7 @@ from quire_worker.executor import (
 from quire_worker.input_batch import InputBatch
 from quire_worker.kv_cache import BlockPool
 from quire_worker.loading.dummy import open_dummy
+from quire_worker.loading.fp8 import with_quantization
 from quire_worker.loading.open import (
     architecture,
     default_sampling,
@@ -61,15 +62,16 @@ from quire_worker.step import NewSequence, SamplingParams, StepMask, StepOutcome
 class ModelExecutorSettings:
     """device: cpu, cuda or cuda:N. num_threads: 0 is one per core. attention: auto, cpu, torch or a plug-in.
     pool_memory_bytes: what the block pool may take; 0 is a share of what is free (see sizing.py).
-    load_format: auto reads the model's files, dummy draws random weights. has_raw_logprobs: see Sampler's is_raw.
-    tasks: what the model is served for. pooling: how embeddings are made; None is as the model's files say, else of
-    the last token."""
+    load_format: auto reads the model's files, dummy draws random weights. quantization: see loading/fp8.py.
+    has_raw_logprobs: see Sampler's is_raw. tasks: what the model is served for.
+    pooling: how embeddings are made; None is as the model's files say, else of the last token."""
 
     device: str = "cpu"
     num_threads: int = 0
     attention: str = "auto"
     pool_memory_bytes: int = 0
     load_format: str = "auto"
+    quantization: str = "auto"
     has_raw_logprobs: bool = True
     tasks: tuple[ModelTask, ...] = (ModelTask.GENERATE,)
     pooling: PoolingMethod | None = None
@@ -109,6 +111,7 @@ class ModelExecutor:
         """See Executor."""
         is_dummy = self._settings.load_format == "dummy"
         files = open_dummy(source.path, is_lazy=False) if is_dummy else open_model(source.path)
+        files = with_quantization(files, self._settings.quantization, keep=False)
         spec = spec_from_config(files.config, architecture(files))
         if self._settings.num_threads:
             torch.set_num_threads(self._settings.num_threads)

@@ -23,6 +23,16 @@ class WorkerSettings(ServiceSettings):
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Type of weights and activations; auto: float32 on a CPU, bfloat16 on a GPU."
     )
+    quantization: Literal["auto", "none", "fp8"] = Field(
+        "auto",
+        description="Weights of the layers. auto: as the checkpoint has them; none: an fp8 checkpoint is expanded; "
+        "fp8: wider weights are rounded to e4m3 with a scale for each row (a CPU computes with the rounded values).",
+    )
+    kv_cache_dtype: Literal["auto", "fp8"] = Field(
+        "auto",
+        description="Keys and values in the pool. auto: as the activations; fp8: e4m3, with the checkpoint's scales "
+        "or 1 (GPU only).",
+    )
     device: str = Field("cpu", description="cpu, cuda or cuda:N.")
     num_threads: int = Field(0, ge=0, description="Threads of the CPU backend; 0: one per core.")
     attention: str = Field(

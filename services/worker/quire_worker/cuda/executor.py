@@ -34,6 +34,7 @@ from quire_worker.executor import (
     PoolRequest,
 )
 from quire_worker.loading.dummy import open_dummy
+from quire_worker.loading.fp8 import kv_scales, with_quantization
 from quire_worker.loading.open import (
     architecture,
     default_sampling,
@@ -59,12 +60,15 @@ _SWITCH_INTERVAL_S: Final = 0.0002
 @dataclass(frozen=True, slots=True)
 class DeviceExecutorSettings:
     """device: cuda or cuda:N. attention: auto, triton or torch. load_format: auto reads the model's files, dummy draws
-    random weights. pool_memory_bytes: what the block pool may take; 0 is what a worst-case step leaves."""
+    random weights. pool_memory_bytes: what the block pool may take; 0 is what a worst-case step leaves.
+    quantization: see loading/fp8.py. kv_cache_dtype: auto or fp8."""
 
     device: str = "cuda"
     attention: str = "auto"
     load_format: str = "auto"
     pool_memory_bytes: int = 0
+    quantization: str = "auto"
+    kv_cache_dtype: str = "auto"
 
 
 class DeviceExecutor:
@@ -92,11 +96,10 @@ class DeviceExecutor:
     def load(self, source: ModelSource, report: Callable[[LoadProgress], None]) -> ModelDescription:
         """See Executor."""
         started = time.perf_counter()
-        files = (
-            open_dummy(source.path, is_lazy=True)
-            if self._settings.load_format == "dummy"
-            else open_model(source.path)
-        )
+        settings = self._settings
+        is_dummy = settings.load_format == "dummy"
+        files = open_dummy(source.path, is_lazy=True) if is_dummy else open_model(source.path)
+        files = with_quantization(files, settings.quantization, keep=True)
         spec = spec_from_config(files.config, architecture(files))
         dtype = _dtype(source.dtype, self._place)
         kernels = choose_kernels(self._settings.attention, self._place)
@@ -108,7 +111,12 @@ class DeviceExecutor:
                 DevicePlacement(self._place, dtype),
                 lambda done, total: report(LoadProgress(LoadPhase.WEIGHTS, done, total)),
             )
-        self._loaded = Loaded(spec, weights, kernels, self._place, dtype)
+        is_fp8 = settings.kv_cache_dtype == "fp8"
+        self._loaded = Loaded(
+            spec, weights, kernels, self._place, dtype,
+            kv_dtype=torch.float8_e4m3fn if is_fp8 else dtype,
+            kv_scales=kv_scales(files, spec.num_layers) if is_fp8 else (),
+        )  # fmt: skip
         log.info("weights loaded", seconds=round(time.perf_counter() - started, 2))
         return ModelDescription(
             id=source.served_model_name or served_name(files),
@@ -135,7 +143,7 @@ class DeviceExecutor:
             plan = plan_pool(
                 loaded.spec,
                 request,
-                element_bytes=loaded.dtype.itemsize,
+                element_bytes=(loaded.kv_dtype or loaded.dtype).itemsize,
                 free_bytes=memory.available,
                 budget_bytes=self._settings.pool_memory_bytes or memory.available,
             )

@@ -84,9 +84,7 @@ class Fp8Kernels:
         quantize_rows(x, out.data, out.scale, static_scale=static_scale, pdl=self._kernels.overlap)
         return out
 
-    def product(
-        self, x: Fp8Activations, weight: Fp8Weight, bias: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def product(self, x: Fp8Activations, weight: Fp8Weight, bias: torch.Tensor | None = None) -> torch.Tensor:
         """x W^T + bias by the tensor cores' fp8 product, in x's former type."""
         # Scales of rows give bfloat16 alone.
         out: torch.Tensor = torch._scaled_mm(

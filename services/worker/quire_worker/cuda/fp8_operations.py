@@ -107,9 +107,7 @@ class Fp8Operations:
         x.delta = None
         return self._fp8.product(rows, weight, bias)
 
-    def _many_gated(
-        self, x: Stream, norm: torch.Tensor, weight: Fp8Weight
-    ) -> torch.Tensor | Fp8Activations:
+    def _many_gated(self, x: Stream, norm: torch.Tensor, weight: Fp8Weight) -> torch.Tensor | Fp8Activations:
         gate_up, after = self._many(x, norm, weight, None), self._after[id(weight)]
         if self._fp8 is not None and self._rounds(gate_up.dtype) and isinstance(after, Fp8Weight):
             return self._fp8.gate(gate_up, after.input_scale)

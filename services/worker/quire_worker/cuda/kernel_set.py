@@ -125,8 +125,10 @@ class KernelSet(Protocol):
         pool: torch.Tensor,
         *,
         num_heads: int,
+        kv_scale: tuple[float, float],
     ) -> None:
-        """Norm and rotate queries in place; norm, rotate and store keys; store values."""
+        """Norm and rotate queries in place; norm, rotate and store keys; store values. kv_scale: what keys and values
+        of an fp8 pool are multiplied by."""
         ...
 
     def decode_attention(
@@ -143,6 +145,7 @@ class KernelSet(Protocol):
         scale: float,
         window: int,
         rope: Rope | None,
+        kv_scale: tuple[float, float],
     ) -> None:
         """One token a row. With rope: raw projections come in, and the new keys and values are stored too."""
         ...
@@ -161,6 +164,7 @@ class KernelSet(Protocol):
         max_query_len: int,
         scale: float,
         window: int,
+        kv_scale: tuple[float, float],
     ) -> None:
         """Ragged rows whose queries are rotated and whose keys and values are stored already."""
         ...

@@ -28,13 +28,16 @@ from quire_worker.slots import SlotLimits
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model whose weights are on the device, and what computes with them."""
+    """A model whose weights are on the device, and what computes with them. kv_dtype: of the block pool; None: dtype.
+    kv_scales: by layer, what keys and values of an fp8 pool are multiplied by; none: 1."""
 
     spec: DecoderSpec
     weights: DecoderWeights
     kernels: KernelSet
     device: torch.device
     dtype: torch.dtype
+    kv_dtype: torch.dtype | None = None
+    kv_scales: tuple[tuple[float, float], ...] = ()
 
 
 class DeviceModel:
@@ -57,8 +60,9 @@ class DeviceModel:
             rows, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.vocab_size, device
         )
         self._ops = DeviceOperations(
-            spec, loaded.weights, loaded.kernels, pool.unbind(0), self.tables, self.inputs, self._workspace
-        )
+            spec, loaded.weights, loaded.kernels, pool.unbind(0), self.tables, self.inputs, self._workspace,
+            loaded.kv_scales,
+        )  # fmt: skip
 
     def prepare(self, num_rows: int, max_query_len: int) -> None:
         """Expand the packed step into the inputs; rows beyond those of the plan are padding."""

@@ -59,6 +59,32 @@ class StepShape:
         return self.num_decodes == self.num_rows
 
 
+@dataclass(frozen=True, slots=True)
+class _Views:
+    """A step's parts of the inputs, cut once and not in every layer."""
+
+    positions: torch.Tensor
+    slot_mapping: torch.Tensor
+    decode_lens: torch.Tensor
+    decode_rows: torch.Tensor
+    query_start_loc: torch.Tensor
+    prefill_lens: torch.Tensor
+    prefill_rows: torch.Tensor
+
+    @classmethod
+    def of(cls, inputs: StepInputs, shape: StepShape) -> _Views:
+        first, last, tokens = shape.num_decodes, shape.num_rows, shape.num_tokens
+        return cls(
+            positions=inputs.positions[:tokens],
+            slot_mapping=inputs.slot_mapping[:tokens],
+            decode_lens=inputs.seq_lens[:first],
+            decode_rows=inputs.table_rows[:first],
+            query_start_loc=inputs.query_start_loc[first : last + 1],
+            prefill_lens=inputs.seq_lens[first:last],
+            prefill_rows=inputs.table_rows[first:last],
+        )
+
+
 class DeviceOperations:
     """See layers.base.Operations. `begin` sets the step; everything is launched on the current stream."""
 
@@ -71,7 +97,9 @@ class DeviceOperations:
         tables: DeviceTables,
         inputs: StepInputs,
         workspace: Any,
+        kv_scales: Sequence[tuple[float, float]] = (),
     ) -> None:
+        """kv_scales: by layer, what keys and values of an fp8 pool are multiplied by; none: 1."""
         device = tables.num_tokens.device
         self._spec = spec
         self._kernels = kernels
@@ -79,15 +107,18 @@ class DeviceOperations:
         self._tables = tables
         self._inputs = inputs
         self._workspace = workspace
+        self._kv_scales = kv_scales or [(1.0, 1.0)] * len(weights.layers)
         cos, sin = (table.to(device) for table in rope_tables(spec.rope, spec.head_dim, spec.max_model_len))
         self._ropes = [Rope(cos, sin, layer.q_norm, layer.k_norm, spec.norm_eps) for layer in weights.layers]
         self._shape = StepShape(0, 0, 0, 0)
+        self._views = _Views.of(inputs, self._shape)
         self._fp8 = Fp8Operations(kernels, workspace, spec.norm_eps, weights.layers)
         self._outputs = [layer.output for layer in weights.layers]
 
     def begin(self, shape: StepShape) -> None:
         """The step to come; its inputs are written already, or will be by kernels launched before this step's."""
         self._shape = shape
+        self._views = _Views.of(self._inputs, shape)
 
     def embed(self, table: torch.Tensor) -> Stream:
         """See Operations."""
@@ -160,6 +191,9 @@ class DeviceOperations:
             self._kernels.small_linear(x, weight, target, residual=target, bias=bias)
         elif self._is_skinny(x):
             self._kernels.skinny_linear(x, weight, target, self._workspace, residual=target, bias=bias)
+        elif bias is None:
+            # The library's product adds the residual on the way.
+            target.addmm_(x, weight.t())
         else:
             return Stream(target, linear(x, weight, bias))
         return residual
@@ -197,26 +231,25 @@ class DeviceOperations:
         return out
 
     def _decode(self, layer: int, qkv: torch.Tensor, out: torch.Tensor, rope: Rope | None) -> None:
-        rows, inputs = len(qkv), self._inputs
+        views = self._views
         self._kernels.decode_attention(
-            qkv, self._pool[layer], inputs.seq_lens[:rows], inputs.table_rows[:rows], self._tables.block_tables, out,
+            qkv, self._pool[layer], views.decode_lens, views.decode_rows, self._tables.block_tables, out,
             self._workspace, num_heads=self._spec.num_heads, scale=self._spec.scale, window=self._spec.window(layer),
-            rope=rope,
+            rope=rope, kv_scale=self._kv_scales[layer],
         )  # fmt: skip
 
     def _mixed(self, layer: int, qkv: torch.Tensor, out: torch.Tensor) -> None:
-        spec, shape, inputs, pool = self._spec, self._shape, self._inputs, self._pool[layer]
+        spec, shape, views, pool = self._spec, self._shape, self._views, self._pool[layer]
         self._kernels.rope_kv_write(
-            qkv, inputs.positions[: len(qkv)], inputs.slot_mapping[: len(qkv)], self._ropes[layer], pool,
-            num_heads=spec.num_heads,
+            qkv, views.positions, views.slot_mapping, self._ropes[layer], pool, num_heads=spec.num_heads,
+            kv_scale=self._kv_scales[layer],
         )  # fmt: skip
-        first, last = shape.num_decodes, shape.num_rows
-        if first:
-            self._decode(layer, qkv[:first], out[:first], None)
+        if shape.num_decodes:
+            self._decode(layer, qkv[: shape.num_decodes], out[: shape.num_decodes], None)
         self._kernels.prefill_attention(
-            qkv, pool, inputs.query_start_loc[first : last + 1], inputs.seq_lens[first:last],
-            inputs.table_rows[first:last], self._tables.block_tables, out, num_heads=spec.num_heads,
-            max_query_len=shape.max_query_len, scale=spec.scale, window=spec.window(layer),
+            qkv, pool, views.query_start_loc, views.prefill_lens, views.prefill_rows, self._tables.block_tables, out,
+            num_heads=spec.num_heads, max_query_len=shape.max_query_len, scale=spec.scale, window=spec.window(layer),
+            kv_scale=self._kv_scales[layer],
         )  # fmt: skip
 
     def _is_small(self, x: torch.Tensor) -> bool:

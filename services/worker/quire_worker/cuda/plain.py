@@ -160,6 +160,7 @@ class PlainKernels:
         pool: torch.Tensor,
         *,
         num_heads: int,
+        kv_scale: tuple[float, float],
     ) -> None:
         """See KernelSet."""
         _, _, kv_heads, block_size, head_dim = pool.shape
@@ -169,8 +170,8 @@ class PlainKernels:
         keys = _rotate(keys, rope.k_norm, positions, rope)
         written = slot_mapping >= 0
         blocks, offsets = slot_mapping[written] // block_size, slot_mapping[written] % block_size
-        pool[:, 0][blocks, :, offsets] = keys[written]
-        pool[:, 1][blocks, :, offsets] = values[written]
+        _store(pool[:, 0], blocks, offsets, keys[written], kv_scale[0])
+        _store(pool[:, 1], blocks, offsets, values[written], kv_scale[1])
 
     def decode_attention(
         self,
@@ -186,6 +187,7 @@ class PlainKernels:
         scale: float,
         window: int,
         rope: Rope | None,
+        kv_scale: tuple[float, float],
     ) -> None:
         """See KernelSet."""
         if rope is not None:
@@ -194,11 +196,13 @@ class PlainKernels:
             blocks = block_tables[table_rows.long(), (positions // block_size).long()].long()
             slot_mapping = torch.where(seq_lens > 0, blocks * block_size + positions % block_size, -1)
             qkv = qkv.clone()
-            self.rope_kv_write(qkv, positions, slot_mapping, rope, pool, num_heads=num_heads)
+            self.rope_kv_write(
+                qkv, positions, slot_mapping, rope, pool, num_heads=num_heads, kv_scale=kv_scale
+            )
         starts = torch.arange(len(qkv) + 1, dtype=torch.int32)
         self.prefill_attention(
             qkv, pool, starts, seq_lens, table_rows, block_tables, out,
-            num_heads=num_heads, max_query_len=1, scale=scale, window=window,
+            num_heads=num_heads, max_query_len=1, scale=scale, window=window, kv_scale=kv_scale,
         )  # fmt: skip
 
     def prefill_attention(
@@ -215,6 +219,7 @@ class PlainKernels:
         max_query_len: int,
         scale: float,
         window: int,
+        kv_scale: tuple[float, float],
     ) -> None:
         """See KernelSet."""
         head_dim, block_size = pool.shape[4], pool.shape[3]
@@ -226,7 +231,10 @@ class PlainKernels:
                 out[first:last] = 0
                 continue
             blocks = block_tables[table[row], : -(-length // block_size)].long()
-            keys, values = (pool[blocks, kind].transpose(0, 1).flatten(1, 2)[:, :length] for kind in (0, 1))
+            keys, values = (
+                _held(pool[blocks, kind], kv_scale[kind], qkv.dtype).transpose(0, 1).flatten(1, 2)[:, :length]
+                for kind in (0, 1)
+            )
             attended = scaled_dot_product_attention(
                 queries[first:last].transpose(0, 1)[None], keys[None], values[None],
                 attn_mask=_visible(last - first, length, window, qkv.device), scale=scale, enable_gqa=True,
@@ -285,6 +293,22 @@ def _rotate(
     cos, sin = rope.cos[positions.long()][:, None], rope.sin[positions.long()][:, None]
     first, second = heads.float().chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1).to(heads.dtype)
+
+
+def _store(
+    place: torch.Tensor, blocks: torch.Tensor, offsets: torch.Tensor, values: torch.Tensor, scale: float
+) -> None:
+    """Put keys or values into the pool as its type has them."""
+    if place.dtype == torch.float8_e4m3fn:
+        values = (values.float() / scale).clamp(-448.0, 448.0).to(place.dtype)
+        # Eight-bit floats can't be put in place by index; their bits can.
+        place, values = place.view(torch.uint8), values.view(torch.uint8)
+    place[blocks, :, offsets] = values
+
+
+def _held(content: torch.Tensor, scale: float, dtype: torch.dtype) -> torch.Tensor:
+    """What a part of the pool stands for."""
+    return (content.float() * scale).to(dtype) if content.dtype == torch.float8_e4m3fn else content
 
 
 def _visible(num_queries: int, length: int, window: int, device: torch.device) -> torch.Tensor:

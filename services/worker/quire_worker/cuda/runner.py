@@ -139,7 +139,9 @@ class DeviceRunner:
 
     def _apply(self, packed: PackedStep) -> None:
         if packed.copy_sources is not None and packed.copy_targets is not None:
+            # By their bits: eight-bit floats can't be put in place by index everywhere.
             pool = self._model.pool
+            pool = pool.view(torch.uint8) if pool.element_size() == 1 else pool
             pool[:, packed.copy_targets.long()] = pool[:, packed.copy_sources.long()]
         if packed.placement is not None:
             self._place(packed.placement)

@@ -150,9 +150,12 @@ class TritonKernels:
         pool: torch.Tensor,
         *,
         num_heads: int,
+        kv_scale: tuple[float, float],
     ) -> None:
         """See KernelSet."""
-        rope_kv_write_gpu(qkv, positions, slot_mapping, rope, pool, num_heads=num_heads, pdl=self.overlap)
+        rope_kv_write_gpu(
+            qkv, positions, slot_mapping, rope, pool, num_heads=num_heads, kv_scale=kv_scale, pdl=self.overlap
+        )
 
     def decode_attention(
         self,
@@ -168,11 +171,12 @@ class TritonKernels:
         scale: float,
         window: int,
         rope: Rope | None,
+        kv_scale: tuple[float, float],
     ) -> None:
         """See KernelSet."""
         decode_attention(
             qkv, pool, seq_lens, table_rows, block_tables, out, workspace.decode, num_heads=num_heads,
-            scale=scale, window=window, rope=rope, pdl=self.overlap,
+            scale=scale, window=window, rope=rope, kv_scale=kv_scale, pdl=self.overlap,
         )  # fmt: skip
 
     def prefill_attention(
@@ -189,11 +193,12 @@ class TritonKernels:
         max_query_len: int,
         scale: float,
         window: int,
+        kv_scale: tuple[float, float],
     ) -> None:
         """See KernelSet."""
         prefill_attention(
             qkv, pool, query_start_loc, seq_lens, table_rows, block_tables, out, num_heads=num_heads,
-            max_query_len=max_query_len, scale=scale, window=window, pdl=self.overlap,
+            max_query_len=max_query_len, scale=scale, window=window, kv_scale=kv_scale, has_own_keys=True, pdl=self.overlap,
         )  # fmt: skip
 
     def sample_tokens(

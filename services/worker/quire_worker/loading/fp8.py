@@ -22,8 +22,8 @@ FP8_MAX: Final = 448.0
 METHODS: Final = ("compressed-tensors", "fp8", "fbgemm_fp8")
 _SCALE, _BLOCK_SCALE, _INPUT_SCALE = ".weight_scale", ".weight_scale_inv", ".input_scale"
 _KV_SCALES: Final = {
-    "k": (".self_attn.k_scale", ".self_attn.attn.k_scale", ".self_attn.k_proj.output_scale", ".self_attn.k_proj.k_scale"),
-    "v": (".self_attn.v_scale", ".self_attn.attn.v_scale", ".self_attn.v_proj.output_scale", ".self_attn.v_proj.v_scale"),
+    "k": ("k_scale", "attn.k_scale", "k_proj.output_scale", "k_proj.k_scale"),
+    "v": ("v_scale", "attn.v_scale", "v_proj.output_scale", "v_proj.v_scale"),
 }  # fmt: skip
 _HIDDEN: Final = (
     _SCALE, _BLOCK_SCALE, _INPUT_SCALE, ".input_scale_ub", ".q_scale", ".prob_scale", ".k_scale", ".v_scale",
@@ -80,7 +80,7 @@ def rounded_to_fp8(wide: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def with_quantization(files: ModelFiles, quantization: str, *, keep: bool) -> ModelFiles:
-    """The files as `quantization` wants them: auto is what the checkpoint has, none expands fp8, fp8 rounds what is not.
+    """The files as `quantization` wants them: auto as the checkpoint has them, none expands fp8, fp8 rounds wider ones.
 
     keep: matrices stay Fp8Rows or RowsForFp8 for a placement that knows them; otherwise they come out in float32 with
     the same values. ValueError: a quantisation method that is not read here.
@@ -95,7 +95,17 @@ def with_quantization(files: ModelFiles, quantization: str, *, keep: bool) -> Mo
     source = Fp8Source(
         files.source, rounds=quantization == "fp8" and method is None, keep=keep and quantization != "none"
     )
-    return replace(files, source=source)
+    config = {name: value for name, value in files.config.items() if name != "quantization_config"}
+    return replace(files, config=config, source=source)
+
+
+def kv_scales(files: ModelFiles, num_layers: int) -> tuple[tuple[float, float], ...]:
+    """By layer, the scales of keys and values in an fp8 pool that the checkpoint names; empty if it names none."""
+    source = files.source
+    if not isinstance(source, Fp8Source):
+        return ()
+    found = [source.kv_scales(layer) for layer in range(num_layers)]
+    return tuple((1.0, 1.0) if scales is None else scales for scales in found) if any(found) else ()
 
 
 def _method(config: Mapping[str, Any]) -> str | None:
@@ -148,7 +158,8 @@ class Fp8Source:
         """Scales of a layer's keys and values in an fp8 pool, where the checkpoint has both."""
         found = []
         for names in _KV_SCALES.values():
-            there = [f"model.layers.{layer}{name}" for name in names if f"model.layers.{layer}{name}" in self._all]
+            prefix = f"model.layers.{layer}.self_attn."
+            there = [prefix + name for name in names if prefix + name in self._all]
             if there:
                 found.append(float(self._source.vector(there[0]).reshape(-1)[0]))
         return (found[0], found[1]) if len(found) == 2 else None
