@@ -119,6 +119,8 @@ def main() -> None:
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--attention", default="auto")
     parser.add_argument("--load-format", default="dummy", choices=("auto", "dummy"))
+    parser.add_argument("--quantization", default="auto", choices=("auto", "none", "fp8"))
+    parser.add_argument("--kv-cache-dtype", default="auto", choices=("auto", "fp8"))
     parser.add_argument("--max-num-seqs", type=int, default=256)
     parser.add_argument("--max-num-batched-tokens", type=int, default=8192)
     parser.add_argument("--max-model-len", type=int, default=8192)
@@ -134,6 +136,8 @@ def main() -> None:
         dtype=arguments.dtype,
         attention=arguments.attention,
         load_format=arguments.load_format,
+        quantization=arguments.quantization,
+        kv_cache_dtype=arguments.kv_cache_dtype,
         max_num_seqs=arguments.max_num_seqs,
         max_num_batched_tokens=arguments.max_num_batched_tokens,
         max_model_len=arguments.max_model_len,
@@ -145,6 +149,8 @@ def main() -> None:
         "benchmark": "gpu_engine",
         "model": arguments.model,
         "dtype": arguments.dtype,
+        "quantization": arguments.quantization,
+        "kv_cache_dtype": arguments.kv_cache_dtype,
         "steps_in_flight": arguments.steps_in_flight,
         "machine": machine(),
         "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),

@@ -32,8 +32,12 @@ class InProcessEngine:
     def __init__(self, options: EngineOptions) -> None:
         self._executor = DeviceExecutor(
             DeviceExecutorSettings(
-                device=options.device, attention=options.attention, load_format=options.load_format
-            )
+                device=options.device,
+                attention=options.attention,
+                load_format=options.load_format,
+                quantization=options.quantization,
+                kv_cache_dtype=options.kv_cache_dtype,
+            )  # fmt: skip
         )
         model = self._executor.load(ModelSource(options.model, dtype=options.dtype), lambda progress: None)
         pool = self._executor.allocate(

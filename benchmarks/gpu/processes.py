@@ -32,6 +32,8 @@ class EngineOptions:
     dtype: str
     attention: str
     load_format: str
+    quantization: str
+    kv_cache_dtype: str
     max_num_seqs: int
     max_num_batched_tokens: int
     max_model_len: int
@@ -62,7 +64,8 @@ def running_pair(options: EngineOptions) -> Iterator[Pair]:
     logs = [Path(options.log_dir) / name for name in ("worker.log", "scheduler.log")]
     commands = [
         ["quire_worker.main", "--listen", worker, "--model", options.model, "--device", options.device,
-         "--dtype", options.dtype, "--attention", options.attention, "--load-format", options.load_format],
+         "--dtype", options.dtype, "--attention", options.attention, "--load-format", options.load_format,
+         "--quantization", options.quantization, "--kv-cache-dtype", options.kv_cache_dtype],
         ["quire_scheduler.main", "--listen", scheduler, "--worker", worker,
          "--max-num-seqs", str(options.max_num_seqs), "--max-num-batched-tokens", str(options.max_num_batched_tokens),
          "--max-model-len", str(options.max_model_len), "--num-blocks", str(options.num_blocks),
