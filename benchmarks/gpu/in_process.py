@@ -37,7 +37,7 @@ class InProcessEngine:
                 load_format=options.load_format,
                 quantization=options.quantization,
                 kv_cache_dtype=options.kv_cache_dtype,
-            )  # fmt: skip
+            )
         )
         model = self._executor.load(ModelSource(options.model, dtype=options.dtype), lambda progress: None)
         pool = self._executor.allocate(
