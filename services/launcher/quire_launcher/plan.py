@@ -34,7 +34,9 @@ def services(options: UpOptions, folder: StateFolder) -> list[Spec]:
     flags: dict[str, list[str]] = {
         "worker": _worker_flags(options, model),
         "tokenizer": ["--model", str(model.path)],
-        "scheduler": ["--worker", options.ports.address("worker")],
+        "scheduler": [
+            "--worker", options.ports.address("worker"), "--tokenizer", options.ports.address("tokenizer"),
+        ],
         "gateway": [
             "--tokenizers", options.ports.address("tokenizer"),
             "--schedulers", options.ports.address("scheduler"),

@@ -67,6 +67,9 @@ class Admission:
             # A preempted sequence must not come back while results of its earlier life may add to its tokens.
             if self._retirement.is_in_flight(sequence):
                 break
+            if not self._config.has_blocks and sequence.num_tokens > budget:
+                # It is computed whole, in a step with room for it.
+                break
             placement = self._locate(sequence)
             if not self._fits(sequence, placement):
                 break
@@ -75,6 +78,8 @@ class Admission:
 
     def num_blocks_for(self, num_tokens: int) -> int:
         """Blocks that hold so many tokens."""
+        if not self._config.has_blocks:
+            return 0
         return -(-num_tokens // self._config.block_size)
 
     def _locate(self, sequence: Sequence) -> Placement:
@@ -147,7 +152,8 @@ class Admission:
         self._describe(sequence, placement, draft)
         self._account(sequence, placement, draft, is_resumed)
         num_tokens = sequence.num_tokens - sequence.num_planned_tokens
-        num_tokens = min(num_tokens, budget, self._config.long_prefill_token_threshold or num_tokens)
+        if self._config.has_blocks:
+            num_tokens = min(num_tokens, budget, self._config.long_prefill_token_threshold or num_tokens)
         draft.add_row(sequence, num_tokens)
         return num_tokens
 

@@ -17,8 +17,9 @@ NULL_BLOCK = 0
 class BlockPool:
     """Hands out block ids. `num_blocks` counts the null block, as the worker's pool does."""
 
-    def __init__(self, num_blocks: int, index: PrefixIndex) -> None:
-        if num_blocks < 2:
+    def __init__(self, num_blocks: int, index: PrefixIndex, *, may_be_empty: bool = False) -> None:
+        """may_be_empty: nobody will ask for a block, so there need be none but the null block."""
+        if num_blocks < (1 if may_be_empty else 2):
             raise ValueError(f"num_blocks must be at least 2 (one is the null block), got {num_blocks}")
         self.num_total = num_blocks - 1
         self._index = index

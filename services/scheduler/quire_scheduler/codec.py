@@ -10,11 +10,14 @@ from collections.abc import Hashable
 
 from google.rpc import status_pb2
 
+from quire.pooling.v1 import pooling_pb2
 from quire.sampling.v1 import sampling_pb2
 from quire.scheduler.v1 import events_pb2, load_pb2, serve_pb2
 from quire.worker.v1 import step_pb2
 from quire_scheduler import errors as domain_errors
 from quire_scheduler.block_event_feed import BlockEventBatch
+from quire_scheduler.grammar.constraint import KINDS, Constraint, ReasoningSpan
+from quire_scheduler.grammar.masks import StepMasks
 from quire_scheduler.request import Request, SamplingParams
 from quire_scheduler.stats import Load
 from quire_scheduler.step import Deltas, LogprobColumns, NewSequence, PromptLogprobs, StepPlan, StepResult
@@ -39,8 +42,9 @@ _SCALARS = (
 
 
 def request_from_submit(submit: serve_pb2.Submit, owner: Hashable, now_s: float) -> Request:
-    """A request of `owner`. `attachment` keeps the sampling message, which goes on to the worker as it is."""
-    if not submit.sampling.HasField("seed"):
+    """A request of `owner`. `attachment` keeps the sampling (or pooling) message, which goes on to the worker as it is."""
+    is_pooled = submit.HasField("pooling")
+    if not is_pooled and not submit.sampling.HasField("seed"):
         raise domain_errors.InvalidRequest("sampling.seed", "set by the gateway", "unset")
     timeout_s = submit.timeout.ToTimedelta().total_seconds() if submit.HasField("timeout") else None
     return Request(
@@ -55,8 +59,10 @@ def request_from_submit(submit: serve_pb2.Submit, owner: Hashable, now_s: float)
         tenant=submit.tenant,
         deadline_s=None if timeout_s is None else now_s + timeout_s,
         cache_salt=submit.cache_salt,
-        attachment=submit.sampling,
-        skip_reading_prefix_cache=submit.skip_reading_prefix_cache,
+        attachment=submit.pooling if is_pooled else _for_worker(submit.sampling),
+        # A vector may be made of all tokens' hidden states.
+        skip_reading_prefix_cache=submit.skip_reading_prefix_cache or is_pooled,
+        is_pooled=is_pooled,
     )
 
 
@@ -72,6 +78,50 @@ def sampling_from_message(
         stop_token_ids=tuple(message.stop_token_ids),
         eos_token_ids=eos_token_ids,
         allowed_token_ids=tuple(message.allowed_token_ids),
+        constraint=_constraint_from_message(message.constraint) if message.HasField("constraint") else None,
+        reasoning=_reasoning_from_message(message.reasoning) if message.HasField("reasoning") else None,
+    )
+
+
+def _constraint_from_message(message: sampling_pb2.Constraint) -> Constraint:
+    kind = message.WhichOneof("kind")
+    if kind is None:
+        raise domain_errors.InvalidRequest("constraint", f"one of {', '.join(KINDS)}", "none")
+    return Constraint(
+        kind=kind,
+        text="" if kind in ("choice", "json_object") else getattr(message, kind),
+        choices=tuple(message.choice.texts),
+        disable_any_whitespace=message.disable_any_whitespace,
+        whitespace_pattern=message.whitespace_pattern if message.HasField("whitespace_pattern") else None,
+    )
+
+
+def _reasoning_from_message(message: sampling_pb2.ReasoningSpan) -> ReasoningSpan:
+    if not message.end_token_ids:
+        raise domain_errors.InvalidRequest("reasoning.end_token_ids", "at least one token", 0)
+    return ReasoningSpan(
+        end_token_ids=tuple(message.end_token_ids),
+        start_token_ids=tuple(message.start_token_ids),
+        starts_open=message.starts_open,
+        max_tokens=message.max_tokens if message.HasField("max_tokens") else None,
+    )
+
+
+def _for_worker(sampling: sampling_pb2.SamplingParams) -> sampling_pb2.SamplingParams:
+    """The parameters without a constraint's text, which may be long: the worker gets masks, and needs to know that."""
+    if not sampling.HasField("constraint"):
+        return sampling
+    short = sampling_pb2.SamplingParams()
+    short.CopyFrom(sampling)
+    short.constraint.Clear()
+    short.constraint.SetInParent()
+    return short
+
+
+def mask_to_message(masks: StepMasks) -> step_pb2.ExecuteRequest:
+    """A step's masks as a message."""
+    return step_pb2.ExecuteRequest(
+        mask=step_pb2.SampleMask(step_id=masks.step_id, slots=masks.slots, bitmasks=masks.words)
     )
 
 
@@ -99,6 +149,7 @@ class PlanEncoder:
             num_new_tokens=plan.num_new_tokens,
             num_new_blocks=plan.num_new_blocks,
             new_block_ids=plan.new_block_ids,
+            masked_slots=plan.masked_slots,
         )
         self._message = step_pb2.ExecuteRequest(step=step)
         return self._message
@@ -113,11 +164,14 @@ class PlanEncoder:
             "new_sequences",
             "num_new_blocks",
             "new_block_ids",
+            "masked_slots",
         ):
             step.ClearField(name)
         if plan.num_new_blocks:
             step.num_new_blocks.extend(plan.num_new_blocks)
             step.new_block_ids.extend(plan.new_block_ids)
+        if plan.masked_slots:
+            step.masked_slots.extend(plan.masked_slots)
         # The batch can stay the same while a slot of a finished sequence is released.
         step.released_slots.extend(plan.released_slots)
         step.copy_source_block_ids.extend(plan.copy_source_block_ids)
@@ -133,7 +187,8 @@ def _new_sequence_to_message(sequence: NewSequence) -> step_pb2.NewSequence:
         num_prompt_tokens=sequence.num_prompt_tokens,
         num_computed_tokens=sequence.num_computed_tokens,
         block_ids=sequence.block_ids,
-        sampling=_sampling_for_worker(sequence),
+        sampling=None if sequence.request.is_pooled else _sampling_for_worker(sequence),
+        pooling=sequence.request.attachment if sequence.request.is_pooled else None,
         eos_token_ids=sequence.sampling.eos_token_ids,
         sequence_index=sequence.sequence_index,
     )
@@ -161,11 +216,14 @@ def result_from_message(message: step_pb2.StepResult) -> StepResult:
         prompt_logprobs=_prompt_logprobs_from_message(message.prompt_logprobs)
         if message.HasField("prompt_logprobs")
         else None,
+        pooled_slots=list(message.pooled_slots),
+        pooled=_vectors_from_message(message.pooled) if message.pooled_slots else [],
         sampled_at_unix_us=message.sampled_at_unix_us,
         prepare_us=message.prepare_us,
         forward_us=message.forward_us,
         sample_us=message.sample_us,
         idle_us=message.idle_us,
+        mask_wait_us=message.mask_wait_us,
     )
 
 
@@ -184,6 +242,17 @@ def _prompt_logprobs_from_message(message: step_pb2.PromptLogprobs) -> PromptLog
     return PromptLogprobs(
         list(message.slots), list(message.positions), _logprobs_from_message(message.logprobs)
     )
+
+
+def _vectors_from_message(columns: pooling_pb2.PooledColumns) -> list[bytes]:
+    """Each vector's bytes; a worker whose counts do not add up broke the contract."""
+    values, vectors, start = columns.values, [], 0
+    for count in columns.num_values:
+        vectors.append(values[start : start + 4 * count])
+        start += 4 * count
+    if start != len(values):
+        raise domain_errors.UnexpectedResult(f"{len(values)} bytes of vectors, their counts make {start}")
+    return vectors
 
 
 class FrameEncoder:
@@ -210,6 +279,7 @@ class FrameEncoder:
             or deltas.rejections
             or deltas.logprobs
             or deltas.prompt_logprobs
+            or deltas.pooled
         )
         if is_same and plain:
             frame = self._message.step_frame
@@ -233,6 +303,8 @@ class FrameEncoder:
             prompt_logprobs=None
             if deltas.prompt_logprobs is None
             else _prompt_logprobs_to_message(deltas.prompt_logprobs),
+            pooled_handles=[handle for handle, _ in deltas.pooled],
+            pooled=_pooled_to_message(deltas) if deltas.pooled else None,
             sampled_at_unix_us=sampled_at_unix_us,
             load=load,
         )
@@ -258,6 +330,13 @@ def _logprobs_to_message(columns: LogprobColumns) -> sampling_pb2.LogprobColumns
 def _prompt_logprobs_to_message(found: PromptLogprobs) -> serve_pb2.PromptLogprobs:
     return serve_pb2.PromptLogprobs(
         handles=found.keys, positions=found.positions, logprobs=_logprobs_to_message(found.columns)
+    )
+
+
+def _pooled_to_message(deltas: Deltas) -> pooling_pb2.PooledColumns:
+    return pooling_pb2.PooledColumns(
+        num_values=[len(vector) // 4 for _, vector in deltas.pooled],
+        values=b"".join(vector for _, vector in deltas.pooled),
     )
 
 
@@ -307,7 +386,11 @@ def public_error(error: Exception) -> errors.QuireError:
     if isinstance(error, domain_errors.QueueFull):
         return errors.QueueFull(error.retry_delay_s, message=str(error))
     if isinstance(error, domain_errors.InvalidRequest):
-        return errors.InvalidRequest(error.field, error.limit, error.value)
+        return errors.InvalidRequest(error.field, error.limit, error.value, message=error.message)
+    if isinstance(error, domain_errors.UnsupportedParameter):
+        return errors.Unsupported(error.parameter, message=str(error))
+    if isinstance(error, domain_errors.TokenizerMissing):
+        return errors.Unavailable("tokenizer", message=str(error))
     if isinstance(error, domain_errors.Draining):
         return errors.Unavailable("scheduler", message=str(error))
     return errors.InternalError()

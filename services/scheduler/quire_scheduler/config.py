@@ -12,7 +12,8 @@ class SchedulerConfig:
     """One engine's limits. Raises ValueError naming the field, the limit and the value.
 
     `long_prefill_token_threshold`: most tokens of one prompt in one step, 0 for no limit. `watermark`: share of the
-    pool kept free when a waiting sequence is admitted beside running ones.
+    pool kept free when a waiting sequence is admitted beside running ones. `has_blocks`: False for a model that keeps
+    no keys and values: a sequence is computed whole in one step and holds no block.
     """
 
     block_size: int = 16
@@ -26,6 +27,7 @@ class SchedulerConfig:
     max_waiting_tokens: int = 1_048_576
     policy: str = "fcfs"
     watermark: float = 0.01
+    has_blocks: bool = True
 
     def __post_init__(self) -> None:
         for name in (

@@ -26,6 +26,8 @@ class Draft:
     num_preempted: int = 0
     # Sequences whose last known token is computed in this step: they sample, and decode from the next step on.
     completed: list[Sequence] = field(default_factory=list)
+    # Sequences whose vector is made in this step.
+    pooled: list[Sequence] = field(default_factory=list)
     started: list[Request] = field(default_factory=list)
     scored_prompts: dict[int, Request] = field(default_factory=dict)
     filled: list[tuple[Sequence, list[int], int]] = field(default_factory=list)
@@ -47,4 +49,4 @@ class Draft:
         if sequence.request.prompt_scorer is sequence:
             self.scored_prompts[sequence.slot] = sequence.request
         if sequence.num_planned_tokens == sequence.num_tokens:
-            self.completed.append(sequence)
+            (self.pooled if sequence.request.is_pooled else self.completed).append(sequence)

@@ -24,6 +24,10 @@ def check_result(plan: StepPlan, result: StepResult) -> None:
             f"step {plan.step_id}: {len(result.token_ids)} tokens in counts {result.num_tokens}, "
             f"expected one for each of {len(rows.slots)} slots"
         )
+    if result.pooled_slots != plan.pooled_slots:
+        raise UnexpectedResult(
+            f"step {plan.step_id}: vectors of slots {result.pooled_slots}, expected {plan.pooled_slots}"
+        )
     if result.prompt_logprobs is not None:
         strangers = set(result.prompt_logprobs.keys).difference(plan.scored_prompts)
         if strangers:
@@ -34,12 +38,16 @@ def end_of(sequence: Sequence) -> FinishReason | None:
     """Whether the sequence's newest output token ends it.
 
     An ending token before `min_tokens` is none: the worker masks them there, so only a resumed request can hold one.
+    With a constraint it is one: there it comes early only where nothing else was left.
     """
     outputs = sequence.output_token_ids
     if (
         outputs
         and outputs[-1] in sequence.ending_token_ids
-        and len(outputs) > sequence.request.sampling.min_tokens
+        and (
+            len(outputs) > sequence.request.sampling.min_tokens
+            or sequence.request.sampling.constraint is not None
+        )
     ):
         return FinishReason.STOP
     if len(outputs) >= sequence.max_outputs:
@@ -102,6 +110,22 @@ def emit_by_owner(
     if logprobs is not None:
         _split_logprobs(logprobs, places)
     return ended, num_wasted
+
+
+def emit_pooled(plan: StepPlan, vectors: list[bytes], news: dict[Hashable, Deltas]) -> tuple[Ended, int]:
+    """Adds the step's vectors to their owners' deltas in `news`, each with its sequence's end.
+
+    Answers what ended now, and how many vectors were wasted on what had ended before.
+    """
+    ended: Ended = []
+    for sequence, vector in zip(plan.pooled, vectors, strict=True):
+        if sequence.status is SequenceStatus.FINISHED:
+            continue
+        deltas = news.setdefault(sequence.request.owner, Deltas())
+        deltas.pooled.append((sequence.request.handle, vector))
+        add_row(deltas, sequence, None, FinishReason.STOP)
+        ended.append((sequence, FinishReason.STOP))
+    return ended, len(plan.pooled) - len(ended)
 
 
 def add_row(deltas: Deltas, sequence: Sequence, token_id: int | None, reason: FinishReason | None) -> None:

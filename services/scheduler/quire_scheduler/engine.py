@@ -18,6 +18,7 @@ import grpc
 from quire.model.v1 import model_pb2
 from quire_scheduler import codec
 from quire_scheduler.block_event_feed import BlockEventFeed
+from quire_scheduler.constrained_requests import ConstrainedRequests, FetchVocabulary
 from quire_scheduler.errors import UnexpectedResult
 from quire_scheduler.load_log import LoadLog
 from quire_scheduler.metrics import RequestHistograms
@@ -55,8 +56,10 @@ class Engine:
         settings: SchedulerSettings,
         channel: grpc.aio.Channel,
         on_ready_change: Callable[[bool], None] = lambda ready: None,
+        fetch_vocabulary: FetchVocabulary | None = None,
     ) -> None:
-        """`on_ready_change` is told whenever the engine becomes able or unable to serve. Needs a running loop."""
+        """`on_ready_change` is told whenever the engine becomes able or unable to serve. `fetch_vocabulary`: the
+        tokenizer's, without which constraints are refused. Needs a running loop."""
         self.scheduler_id = secrets.token_hex(8)
         self.times = PhaseTimes()
         self.histograms = RequestHistograms()
@@ -69,6 +72,9 @@ class Engine:
         self._is_draining = False
         # Seconds of a monotonic clock; deadlines are on it.
         self.now_s = time.monotonic
+        self.constrained = ConstrainedRequests(
+            settings.compiler_limits(), fetch_vocabulary, self._after_change, lambda: self.now_s()
+        )
         self._settings = settings
         self._channel = channel
         self._on_ready_change = on_ready_change
@@ -134,7 +140,10 @@ class Engine:
     def submit(self, request: Request) -> None:
         """Accept a request; raises what the core raises."""
         core = self.require_core()
-        core.submit(request, self.now_s())
+        if request.sampling.is_masked:
+            self.constrained.submit(core, request)
+        else:
+            core.submit(request, self.now_s())
         if request.deadline_s is not None:
             self._deadline_timer.set(core.next_deadline_s())
         self._after_change()
@@ -180,6 +189,7 @@ class Engine:
         """Stop the timers."""
         self._deadline_timer.cancel()
         self._progress.close()
+        self.constrained.close()
 
     async def run(self) -> None:
         """Connect, drive, and connect again, until cancelled."""
@@ -243,12 +253,15 @@ class Engine:
             max_num_seqs=pool.max_num_seqs,
             max_tokens=pool.max_tokens_per_step,
             max_model_len=pool.max_model_len,
+            # A pool of the null block alone: the model keeps no keys and values.
+            has_blocks=pool.num_blocks > 1,
         )
         self.core = SchedulerCore(config, observer=self.histograms)
         if self._is_draining:
             self.core.begin_drain()
         self.feed = BlockEventFeed(self.core.events, self.core.prefix_snapshot)
         self.model = session.model
+        self.constrained.attach(self.core, self.model.vocab_size, list(self.model.eos_token_ids))
         # A restarted worker must have tables of the same shape; how many blocks it has may differ.
         self._sizes = PoolSizes(
             block_size=pool.block_size,
@@ -261,6 +274,7 @@ class Engine:
     def _detach(self) -> None:
         self._session = None
         self._sent_s.clear()
+        self.constrained.worker_lost()
         if self.core is not None:
             self.core.worker_lost()
         self._publish_ready()
@@ -295,6 +309,8 @@ class Engine:
             news = core.apply(result, now_s)
             times.result_decode_ns += decoded_ns - started_ns
             times.apply_ns += clock() - decoded_ns
+            times.mask_wait_us += result.mask_wait_us
+            self.constrained.applied(result.step_id)
             self.last_step_id = result.step_id
             for owner, deltas in news.items():
                 cast(Owner, owner).deliver(result.step_id, result.sampled_at_unix_us, deltas)
@@ -305,7 +321,10 @@ class Engine:
         core, times, clock = self.core, self.times, PhaseTimes.now
         assert core is not None
         loop = asyncio.get_running_loop()
+        constrained, masks = self.constrained, self.constrained.outbox
         while True:
+            while masks:
+                await session.write(codec.mask_to_message(masks.popleft()))
             started_ns = clock()
             plan = None if self.is_paused else core.plan(self.now_s())
             planned_ns = clock()
@@ -319,6 +338,8 @@ class Engine:
             times.plan_encode_ns += clock() - planned_ns
             times.num_plans += 1
             self._sent_s.append(self.now_s())
+            if plan.masked:
+                constrained.planned(core, plan)
             await session.write(message)
 
     def _after_step(self, now_s: float) -> None:

@@ -30,11 +30,16 @@ class EngineState:
     ) -> None:
         """`acknowledged_step_id`: the last step planned before; nothing of it is in flight any more."""
         self.index = PrefixIndex(num_blocks, config.block_size, events)
-        self.pool = BlockPool(num_blocks, self.index)
-        self.cache = PrefixCache(self.index, config.block_size, config.enable_prefix_caching)
+        self.pool = BlockPool(num_blocks, self.index, may_be_empty=not config.has_blocks)
+        self.cache = PrefixCache(
+            self.index, config.block_size, config.enable_prefix_caching and config.has_blocks
+        )
         self.retirement = Retirement(self.pool, self.cache, acknowledged_step_id)
         self.running = RunningSet(config.max_num_seqs)
         self.capacity_tokens = self.pool.num_total * config.block_size
+        if not config.has_blocks:
+            # What fits into one step.
+            self.capacity_tokens = config.max_num_batched_tokens
         admission = Admission(config, queue, self.running, self.pool, self.cache, self.retirement, stats)
         self.planner = Planner(config, queue, self.running, self.pool, self.retirement, admission, stats)
 

@@ -10,11 +10,28 @@ class SchedulerError(Exception):
 class InvalidRequest(SchedulerError, ValueError):
     """A request that can never run: names the field, the limit and the value."""
 
-    def __init__(self, field: str, limit: object, value: object) -> None:
-        super().__init__(f"{field} must be {limit}, got {value}")
+    def __init__(self, field: str, limit: object, value: object, *, message: str = "") -> None:
+        """message: in place of the sentence that field, limit and value make."""
+        super().__init__(message or f"{field} must be {limit}, got {value}")
+        self.message = message
         self.field = field
         self.limit = limit
         self.value = value
+
+
+class UnsupportedParameter(SchedulerError):
+    """A parameter that this scheduler does not serve."""
+
+    def __init__(self, parameter: str, message: str) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+
+
+class TokenizerMissing(SchedulerError):
+    """A constraint needs the tokenizer's vocabulary, and no tokenizer has answered."""
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(f"constraint: the tokenizer has not told its vocabulary within {timeout_s:g} s")
 
 
 class QueueFull(SchedulerError):

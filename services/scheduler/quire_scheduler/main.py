@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
+
+import grpc
 
 from quire.admin.v1 import admin_service_pb2_grpc
 from quire.scheduler.v1 import scheduler_service_pb2_grpc
@@ -11,6 +14,7 @@ from quire_scheduler.metrics import EngineCollector
 from quire_scheduler.servicer import SchedulerServicer
 from quire_scheduler.servicer_admin import SchedulerAdmin
 from quire_scheduler.settings import SchedulerSettings
+from quire_scheduler.tokenizer_client import fetch_vocabulary
 from quire_servicekit.channel import connect
 from quire_servicekit.logging import get_logger
 from quire_servicekit.metrics import Metrics
@@ -34,7 +38,13 @@ class SchedulerService:
             max_message_bytes=settings.max_message_bytes,
             otlp_endpoint=settings.otlp_endpoint,
         )
-        self.engine = Engine(settings, self._channel, self._on_ready_change)
+        self._tokenizer = self._connect_tokenizer(settings)
+        self.engine = Engine(
+            settings,
+            self._channel,
+            self._on_ready_change,
+            None if self._tokenizer is None else partial(fetch_vocabulary, self._tokenizer),
+        )
         # The metrics page's real port, once it is served.
         self.metrics_port: int | None = None
         self._metrics = Metrics("scheduler")
@@ -47,6 +57,12 @@ class SchedulerService:
         admin = SchedulerAdmin(self.engine, settings.drain_timeout_s)
         scheduler_service_pb2_grpc.add_SchedulerServicer_to_server(self._servicer, self.server.grpc)
         admin_service_pb2_grpc.add_AdminServicer_to_server(admin, self.server.grpc)
+
+    @staticmethod
+    def _connect_tokenizer(settings: SchedulerSettings) -> grpc.aio.Channel | None:
+        if not settings.tokenizer:
+            return None
+        return connect(settings.tokenizer, max_message_bytes=settings.max_message_bytes)
 
     async def start(self) -> None:
         """Listen, then look for the worker."""
@@ -77,6 +93,8 @@ class SchedulerService:
         await asyncio.gather(*tasks, return_exceptions=True)
         self.engine.close()
         await self._channel.close()
+        if self._tokenizer is not None:
+            await self._tokenizer.close()
         self._metrics.close()
 
     async def __aenter__(self) -> SchedulerService:

@@ -11,7 +11,9 @@ Names that routers read (the model-server protocol of inference gateways), under
             quire_step_seconds (from one result to the next while steps run)
   ours      quire_scheduler_steps_total, quire_scheduler_wasted_tokens_total,
             quire_scheduler_phase_seconds_total{phase}, quire_scheduler_frames_total, quire_scheduler_gateways,
-            quire_num_waiting_tokens, quire_kv_blocks{state}
+            quire_num_waiting_tokens, quire_kv_blocks{state}, quire_scheduler_masked_tokens_total (a mask each),
+            quire_scheduler_mask_seconds_total (making them, beside the loop), quire_scheduler_mask_wait_seconds_total
+            (sampling waited for them), quire_scheduler_grammars_total{outcome}, quire_scheduler_grammar_seconds_total
 Times of a request count from its arrival at the scheduler, on the scheduler's clock.
 """
 
@@ -79,6 +81,7 @@ class EngineCollector(Collector):
         )
         yield GaugeMetricFamily("quire_scheduler_gateways", "Serve streams.", value=engine.num_gateways)
         yield from self._phases()
+        yield from self._masks()
         if engine.core is not None:
             yield from self._load(engine.core.config.block_size)
             yield from self._totals(engine.core.stats)
@@ -146,6 +149,28 @@ class EngineCollector(Collector):
         yield CounterMetricFamily(
             "quire_scheduler_frames", "Frames sent to gateways.", value=times.num_frames
         )
+
+    def _masks(self) -> Iterator[Metric]:
+        engine = self._engine
+        masks, grammars = engine.constrained.mask_stats, engine.constrained.grammars.stats
+        for name, text, value in (
+            ("quire_scheduler_masked_tokens", "Masks made, one a token.", float(masks.num_rows)),
+            ("quire_scheduler_mask_seconds", "Making masks, on their thread.", masks.mask_ns * 1e-9),
+            (
+                "quire_scheduler_mask_wait_seconds",
+                "Sampling waited for masks.",
+                engine.times.mask_wait_us * 1e-6,
+            ),
+            ("quire_scheduler_grammar_seconds", "Compiling constraints.", grammars.compile_ns * 1e-9),
+        ):
+            yield CounterMetricFamily(name, text, value=value)
+        outcomes = CounterMetricFamily(
+            "quire_scheduler_grammars", "Constraints by what became of them.", labels=["outcome"]
+        )
+        outcomes.add_metric(["compiled"], grammars.num_compiled)
+        outcomes.add_metric(["refused"], grammars.num_refused)
+        outcomes.add_metric(["cached"], grammars.num_cache_hits)
+        yield outcomes
 
     def _histograms(self) -> Iterator[Metric]:
         histograms = self._engine.histograms

@@ -29,6 +29,7 @@ class Merger:
         self._started_handles: list[int] = []
         self._num_cached_tokens: list[int] = []
         self._rejections: list[tuple[int, SchedulerError]] = []
+        self._pooled: list[tuple[int, bytes]] = []
         self._prompt_logprobs: PromptLogprobs | None = None
 
     def add(self, deltas: Deltas) -> None:
@@ -50,6 +51,7 @@ class Merger:
         self._started_handles += deltas.started_handles
         self._num_cached_tokens += deltas.num_cached_tokens
         self._rejections += deltas.rejections
+        self._pooled += deltas.pooled
         if deltas.prompt_logprobs is not None:
             self._add_prompt_logprobs(deltas.prompt_logprobs)
 
@@ -68,6 +70,7 @@ class Merger:
             rejections=self._rejections,
             logprobs=_join_logprobs(rows),
             prompt_logprobs=self._prompt_logprobs,
+            pooled=self._pooled,
         )
 
     def _add_prompt_logprobs(self, found: PromptLogprobs) -> None:

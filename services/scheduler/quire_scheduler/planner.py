@@ -53,6 +53,8 @@ class Planner:
         if plan is not None and draft.completed:
             # The rows that sample now are the batch of the next step, unless some of it stalls.
             self._complete(draft, None if draft.stalled else plan.sampling_rows)
+        for sequence in draft.pooled:
+            self._running.set_awaited(sequence)
         return plan, draft.misfits
 
     # Decodes.
@@ -163,6 +165,7 @@ class Planner:
         if self._queue.policy.charges_tokens:
             self._charge_decodes(rows)
         sampling_rows = join_rows(rows, draft.completed) if draft.completed else rows
+        masked = _masked(sampling_rows) if sampling_rows.masked else []
         return StepPlan(
             step_id=draft.step_id,
             slots=rows.slots + draft.slots if draft.slots else rows.slots,
@@ -173,8 +176,12 @@ class Planner:
             copy_source_block_ids=draft.copy_source_block_ids,
             copy_target_block_ids=draft.copy_target_block_ids,
             new_sequences=draft.new_sequences,
+            masked_slots=[sequence.slot for sequence in masked],
+            masked=masked,
             num_tokens=len(rows.sequences) + sum(draft.num_new_tokens),
             sampling_rows=sampling_rows,
+            pooled=draft.pooled,
+            pooled_slots=[sequence.slot for sequence in draft.pooled],
             scored_prompts=draft.scored_prompts,
             started=draft.started,
             first_token=[s for s in draft.completed if s.first_token_s is None and not s.output_token_ids],
@@ -188,3 +195,8 @@ class Planner:
             counts[tenant] = counts.get(tenant, 0) + 1
         for tenant, count in counts.items():
             self._queue.policy.charge(tenant, 0, count)
+
+
+def _masked(rows: SamplingRows) -> list[Sequence]:
+    """The sequences whose next token a mask must bound."""
+    return [s for s in rows.masked if s.masker is not None and not s.masker.is_done]

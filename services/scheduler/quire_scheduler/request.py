@@ -8,11 +8,29 @@ from __future__ import annotations
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum
-from typing import Any
+from typing import Any, Protocol
 
 from quire_scheduler.errors import IllegalTransition
+from quire_scheduler.grammar.constraint import Constraint, ReasoningSpan
 
 MAX_N = 128
+
+
+class Masker(Protocol):
+    """Follows a sequence's output and says what may come next; see the grammar package."""
+
+    @property
+    def is_done(self) -> bool:
+        """Nothing depends on it any more."""
+        ...
+
+    def consume(self, output_token_ids: list[int], num_tokens: int) -> None:
+        """Take in the output's first `num_tokens` tokens, as far as that is still to do."""
+        ...
+
+    def fill(self, row: Any) -> None:
+        """Set the bits of the tokens that may come next in a row of zeros."""
+        ...
 
 
 class FinishReason(IntEnum):
@@ -70,6 +88,13 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     eos_token_ids: tuple[int, ...] = ()
     allowed_token_ids: tuple[int, ...] = ()
+    constraint: Constraint | None = None
+    reasoning: ReasoningSpan | None = None
+
+    @property
+    def is_masked(self) -> bool:
+        """Whether masks bound what its sequences sample."""
+        return self.constraint is not None or self.reasoning is not None
 
     def ending_token_ids(self) -> frozenset[int]:
         """Token ids that end a sequence: the user's always, the model's unless `ignore_eos`."""
@@ -103,6 +128,10 @@ class Request:
     media_hashes: tuple[bytes, ...] = ()
     attachment: Any = None
     skip_reading_prefix_cache: bool = False
+    # The answer is a vector, made in the step that computes the prompt's last token; nothing is generated.
+    is_pooled: bool = False
+    # What its constraint needs is not compiled yet: its sequences are held back until `SchedulerCore.start`.
+    awaits_grammar: bool = False
     # Set by the scheduler.
     arrival_s: float = 0.0
     arrival_order: int = 0
@@ -145,6 +174,7 @@ class Sequence:
         "first_token_s",
         "index",
         "last_step_id",
+        "masker",
         "max_outputs",
         "num_planned_tokens",
         "num_preemptions",
@@ -182,12 +212,17 @@ class Sequence:
         self.first_token_s: float | None = None
         self.block_hashes: list[bytes] = []
         self.queue_entry: Any = None
+        # What bounds its next token; None: nothing.
+        self.masker: Masker | None = None
         # Age: smaller is older. Ties of one request go by sequence index.
         self.order = (request.arrival_order, index)
 
     def limit_to(self, max_total_tokens: int) -> None:
         """Sets the longest length, prompt plus output, that the context and the pool allow."""
         num_prompt = len(self.request.prompt_token_ids)
+        if self.request.is_pooled:
+            self.max_outputs, self.plan_limit = 1, min(num_prompt, max_total_tokens)
+            return
         room = max_total_tokens - num_prompt
         max_tokens = self.request.sampling.max_tokens
         self.max_outputs = room if max_tokens is None else min(room, max_tokens)

@@ -21,6 +21,7 @@ def make_rows(sequences: list[Sequence]) -> SamplingRows:
         sequence_indices=[sequence.index for sequence in sequences],
         ones=[1] * len(sequences),
         is_single_owner=len(owners) <= 1,
+        masked=[sequence for sequence in sequences if sequence.masker is not None],
     )
 
 
@@ -35,6 +36,7 @@ def join_rows(rows: SamplingRows, more: list[Sequence]) -> SamplingRows:
         sequence_indices=rows.sequence_indices + tail.sequence_indices,
         ones=rows.ones + tail.ones,
         is_single_owner=rows.is_single_owner and tail.is_single_owner and same_owner,
+        masked=rows.masked + tail.masked,
     )
 
 
@@ -93,6 +95,11 @@ class RunningSet:
         self.decoding.remove(sequence)
         self.finishing[sequence] = None
         self._rows = None
+
+    def set_awaited(self, sequence: Sequence) -> None:
+        """A prefilling sequence whose answer is a vector is planned to its end: its step brings it."""
+        self.prefilling.remove(sequence)
+        self.finishing[sequence] = None
 
     def remove(self, sequence: Sequence) -> None:
         """The sequence ended or is preempted: its slot comes free with the next plan."""

@@ -7,7 +7,7 @@ each result in order, and hands each owner its deltas.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 
 from quire_scheduler.config import SchedulerConfig
 from quire_scheduler.emission import (
@@ -15,6 +15,7 @@ from quire_scheduler.emission import (
     add_row,
     check_result,
     emit_by_owner,
+    emit_pooled,
     emit_prompt_logprobs,
     emit_undisturbed,
     end_of,
@@ -25,7 +26,7 @@ from quire_scheduler.events import BlockEvent, BlockEvents, BlockStored
 from quire_scheduler.policies import make_policy
 from quire_scheduler.queue import WaitingQueue
 from quire_scheduler.registry import Registry
-from quire_scheduler.request import FinishReason, Request, Sequence, SequenceStatus
+from quire_scheduler.request import FinishReason, Masker, Request, Sequence, SequenceStatus
 from quire_scheduler.stats import IgnoringObserver, LifecycleObserver, Load, SchedulerStats
 from quire_scheduler.step import Deltas, StepPlan, StepResult
 from quire_scheduler.validation import validate
@@ -143,7 +144,7 @@ class SchedulerCore:
             raise Draining
         if self._registry.get(request.owner, request.handle) is not None:
             raise InvalidRequest("handle", "unique among the owner's unfinished requests", request.handle)
-        validate(request, self.max_total_tokens)
+        validate(request, self.max_total_tokens, has_blocks=self.config.has_blocks)
         try:
             self._queue.check_room(len(request.resumed) or request.n, len(request.prompt_token_ids))
         except QueueFull:
@@ -164,9 +165,26 @@ class SchedulerCore:
             if reason is not None:
                 self._end(sequence, reason, now_s)
                 add_row(self._news_of(request.owner), sequence, None, reason)
-            elif request.fork_source is None:
+            elif request.fork_source is None and not request.awaits_grammar:
                 request.fork_source = sequence
                 self._queue.release(sequence)
+
+    def start(self, request: Request, maskers: Mapping[int, Masker]) -> None:
+        """What a request's constraint needs is there: it waits in order from now on. maskers: by sequence index.
+
+        Without effect on a request that has ended meanwhile.
+        """
+        request.awaits_grammar = False
+        for sequence in request.sequences:
+            sequence.masker = maskers.get(sequence.index)
+            if request.fork_source is None and sequence.status is SequenceStatus.HELD:
+                request.fork_source = sequence
+                self._queue.release(sequence)
+
+    def fail(self, request: Request, error: SchedulerError, now_s: float) -> None:
+        """Ends a request with an error, in whatever state it is. Without effect on one that has ended."""
+        if request.num_unfinished:
+            self._fail(request, error, now_s)
 
     def abort(self, owner: Hashable, handle: int, now_s: float, sequence_index: int | None = None) -> bool:
         """Ends a request, or one sequence of it, in whatever state it is; nothing more is emitted for it.
@@ -259,7 +277,7 @@ class SchedulerCore:
         rows = plan.sampling_rows
         news = self.take_news()
         num_rows = len(rows.sequences)
-        if num_rows and not news and not plan.is_disturbed and rows.is_single_owner:
+        if num_rows and not news and not plan.is_disturbed and rows.is_single_owner and not plan.pooled:
             deltas, ended = emit_undisturbed(plan, result.token_ids, result.logprobs)
             news[rows.sequences[0].request.owner] = deltas
             self.stats.num_generated_tokens += num_rows
@@ -267,6 +285,9 @@ class SchedulerCore:
             ended, num_wasted = emit_by_owner(plan, result.token_ids, result.logprobs, news)
             self.stats.num_generated_tokens += num_rows - num_wasted
             self.stats.num_wasted_tokens += num_wasted
+        if plan.pooled:
+            pooled_ends, _ = emit_pooled(plan, result.pooled, news)
+            ended += pooled_ends
         if result.prompt_logprobs is not None:
             emit_prompt_logprobs(plan, result.prompt_logprobs, news)
         for request in plan.started:

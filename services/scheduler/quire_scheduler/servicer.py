@@ -96,6 +96,8 @@ class SchedulerServicer(scheduler_service_pb2_grpc.SchedulerServicer):
 
     def _check_fingerprint(self, fingerprint: str) -> None:
         others = {other for other in self._fingerprints.values() if other}
+        if own := self._engine.constrained.grammars.fingerprint:
+            others.add(own)
         if fingerprint and others and fingerprint not in others:
             raise FingerprintMismatch("the gateways' tokenizer", others.pop(), fingerprint)
 

@@ -7,6 +7,7 @@ from typing import ClassVar, Literal
 from pydantic import Field, model_validator
 
 from quire_scheduler.config import SchedulerConfig
+from quire_scheduler.grammar.compiler import CompilerLimits
 from quire_scheduler.worker_client import PoolSizes
 from quire_servicekit.settings import ServiceSettings
 
@@ -18,6 +19,14 @@ class SchedulerSettings(ServiceSettings):
 
     listen: str = Field("127.0.0.1:8083", description="Address of the gRPC server: host:port or unix:/path.")
     worker: str = Field("127.0.0.1:8084", description="Address of the worker: host:port or unix:/path.")
+    tokenizer: str = Field(
+        "", description="Address of the tokenizer: host:port or unix:/path. Empty: constraints are refused."
+    )
+    grammar_timeout_s: float = Field(
+        5.0, gt=0, description="Seconds that compiling one constraint may take; beyond: INVALID_ARGUMENT."
+    )
+    grammar_threads: int = Field(2, ge=1, le=64, description="Constraints compiled at once.")
+    grammar_cache_size: int = Field(256, ge=1, description="Compiled constraints that are remembered.")
     block_size: int = Field(16, ge=1, description="Tokens of a KV block.")
     num_blocks: int = Field(
         0, ge=0, description="Blocks of the pool, null block included; 0: what memory holds."
@@ -82,8 +91,18 @@ class SchedulerSettings(ServiceSettings):
             num_blocks=self.num_blocks,
         )
 
+    def compiler_limits(self) -> CompilerLimits:
+        """What compiling constraints may cost."""
+        return CompilerLimits(self.grammar_timeout_s, self.grammar_threads, self.grammar_cache_size)
+
     def scheduler_config(
-        self, *, block_size: int, max_num_seqs: int, max_tokens: int, max_model_len: int
+        self,
+        *,
+        block_size: int,
+        max_num_seqs: int,
+        max_tokens: int,
+        max_model_len: int,
+        has_blocks: bool = True,
     ) -> SchedulerConfig:
         """The domain's limits, with the sizes that the worker has allocated."""
         return SchedulerConfig(
@@ -98,4 +117,5 @@ class SchedulerSettings(ServiceSettings):
             max_waiting_tokens=self.max_waiting_tokens,
             policy=self.policy,
             watermark=self.watermark,
+            has_blocks=has_blocks,
         )

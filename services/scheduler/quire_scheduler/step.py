@@ -39,6 +39,8 @@ class SamplingRows:
     ones: list[int] = field(default_factory=list)
     # Whether one owner has all rows.
     is_single_owner: bool = True
+    # Those that a mask may bound, in order.
+    masked: list[Sequence] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -58,10 +60,17 @@ class StepPlan:
     copy_source_block_ids: list[int] = field(default_factory=list)
     copy_target_block_ids: list[int] = field(default_factory=list)
     new_sequences: list[NewSequence] = field(default_factory=list)
+    # Slots that must not sample before their mask came.
+    masked_slots: list[int] = field(default_factory=list)
     # Tokens computed in this step, all rows.
     num_tokens: int = 0
     # Private to the scheduler from here on.
     sampling_rows: SamplingRows = field(default_factory=SamplingRows)
+    # The sequences of `masked_slots`.
+    masked: list[Sequence] = field(default_factory=list)
+    # Sequences whose vector this step brings, and their slots.
+    pooled: list[Sequence] = field(default_factory=list)
+    pooled_slots: list[int] = field(default_factory=list)
     # Slots whose rows may bring prompt log-probabilities.
     scored_prompts: dict[int, Request] = field(default_factory=dict)
     # Requests of which this is the first step.
@@ -108,7 +117,8 @@ class PromptLogprobs:
 class StepResult:
     """What the worker answers to a plan: one row per sequence that sampled, in the plan's order.
 
-    `num_tokens` may be empty: one token each. Times are microseconds.
+    `num_tokens` may be empty: one token each. `pooled_slots`, `pooled`: vectors (float32, little endian) of the sequences
+    that want one. Times are microseconds.
     """
 
     step_id: int
@@ -117,11 +127,14 @@ class StepResult:
     num_tokens: list[int] = field(default_factory=list)
     logprobs: LogprobColumns | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    pooled_slots: list[int] = field(default_factory=list)
+    pooled: list[bytes] = field(default_factory=list)
     sampled_at_unix_us: int = 0
     prepare_us: int = 0
     forward_us: int = 0
     sample_us: int = 0
     idle_us: int = 0
+    mask_wait_us: int = 0
 
 
 @dataclass(slots=True)
@@ -143,3 +156,5 @@ class Deltas:
     rejections: list[tuple[int, SchedulerError]] = field(default_factory=list)
     logprobs: LogprobColumns | None = None
     prompt_logprobs: PromptLogprobs | None = None
+    # Per pooled request that is complete: its handle and its vector, as the worker sent it.
+    pooled: list[tuple[int, bytes]] = field(default_factory=list)

@@ -55,6 +55,8 @@ class PhaseTimes:
     plan_encode_ns: int = 0
     result_decode_ns: int = 0
     frame_encode_ns: int = 0
+    # Time that the worker's sampling waited for masks, microseconds.
+    mask_wait_us: int = 0
     num_plans: int = 0
     num_frames: int = 0
 
