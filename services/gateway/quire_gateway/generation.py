@@ -210,7 +210,7 @@ class Generator:
 
     def _check(self, request: GenerationRequest, model: ServedModel, names: Mapping[str, str] | None) -> None:
         """Raise for the first field that is out of its limit or not allowed here."""
-        validate_request(request)
+        validate_request(request, names)
         validate(request.sampling, model.vocab_size, names, max_logprobs=self.rules.max_logprobs)
         is_template_brought = isinstance(request.prompt, ChatPrompt) and request.prompt.chat_template
         if is_template_brought and not self.rules.trusts_chat_template:

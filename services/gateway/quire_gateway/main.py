@@ -8,6 +8,7 @@ from quire.admin.v1.admin_service_pb2_grpc import add_AdminServicer_to_server
 from quire.inference.v1.inference_service_pb2_grpc import add_InferenceServicer_to_server
 from quire.scheduler.v1 import serve_pb2
 from quire_gateway.admission import Admission
+from quire_gateway.anthropic.endpoints import AnthropicEndpoints
 from quire_gateway.byte_detokenizer import ByteDetokenizer
 from quire_gateway.chat.runner import ChatRunner
 from quire_gateway.detokenizer import RemoteDetokenizer
@@ -20,7 +21,7 @@ from quire_gateway.pacing import Pacer
 from quire_gateway.readiness import Readiness
 from quire_gateway.scheduler_connection import SchedulerConnection
 from quire_gateway.scheduler_pool import SchedulerPool
-from quire_gateway.servicers import admin, inference, openai
+from quire_gateway.servicers import admin, anthropic, inference, openai
 from quire_gateway.settings import GatewaySettings
 from quire_gateway.tokenizer_client import TokenizerClient, TokenizerInfo
 from quire_servicekit.channel import connect
@@ -40,7 +41,13 @@ class Gateway:
             max_in_flight=settings.max_in_flight, max_in_flight_per_tenant=settings.max_in_flight_per_tenant
         )
         self.server = ServiceServer(
-            settings, names=[openai.SERVICE_NAME, inference.SERVICE_NAME, admin.SERVICE_NAME]
+            settings,
+            names=[
+                openai.SERVICE_NAME,
+                anthropic.SERVICE_NAME,
+                inference.SERVICE_NAME,
+                admin.SERVICE_NAME,
+            ],
         )
         self._channels = {
             address: connect(
@@ -66,7 +73,7 @@ class Gateway:
         self.generator = Generator(
             self.tokenizer, self.pool, self.admission, pacer, self.metrics, settings.rules()
         )
-        self.chat_runner = ChatRunner(self.generator)
+        self.chat_runner = ChatRunner(self.generator, settings.formats())
         self.readiness = Readiness(
             lambda: self.pool.is_ready and self.tokenizer.is_ready,
             lambda: self.admission.is_draining,
@@ -106,6 +113,10 @@ class Gateway:
             OpenAIEndpoints(self.generator, accept_grace_s=self.settings.accept_grace_s),
         )
         openai.OpenAIServicer(endpoints).add_to(self.server.grpc)
+        anthropic.add_anthropic(
+            self.server.grpc,
+            AnthropicEndpoints(self.chat_runner, accept_grace_s=settings.accept_grace_s),
+        )
         typed = inference.InferenceServicer(self.generator, self.pool, accept_grace_s=settings.accept_grace_s)
         add(self.server, add_InferenceServicer_to_server, typed)
         operations = admin.AdminServicer(

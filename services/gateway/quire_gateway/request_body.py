@@ -62,6 +62,14 @@ def parse_body(body: bytes, model: type[M], names: Names) -> M:
         raise _explain(error) from error
 
 
+def read_part(value: object, model: type[M], *where: str | int) -> M:
+    """A part of a body whose model depends on its `type`; where: the path to it. Raises InvalidRequest."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        raise _explain(error, where) from error
+
+
 def _select(document: Mapping[str, Any], served: Collection[str], names: Names) -> dict[str, Any]:
     """The served parameters that are set; null means unset. Raises for those that are neither served nor neutral."""
     selected = {}
@@ -96,14 +104,15 @@ def _words(values: tuple[Any, ...]) -> str:
     return " or ".join(orjson.dumps(value).decode() for value in values)
 
 
-def _explain(error: ValidationError) -> InvalidRequest:
+def _explain(error: ValidationError, where: tuple[str | int, ...] = ()) -> InvalidRequest:
     """The first thing that is wrong, in the dialect's words."""
     # Of a union's branches the one that got furthest is the one that was meant.
     detail = max(error.errors(include_url=False, include_context=False), key=lambda found: len(found["loc"]))
-    name = _name_of(detail["loc"])
+    location = (*where, *detail["loc"])
+    name = _name_of(location)
     if detail["type"] == "extra_forbidden":
         # The last part is the client's own word, whatever it looks like.
-        name = f"{_name_of(detail['loc'][:-1])}.{detail['loc'][-1]}"
+        name = f"{_name_of(location[:-1])}.{location[-1]}"
         return InvalidRequest(
             name, message=f"Unrecognized request argument: {name}", code="unknown_parameter"
         )

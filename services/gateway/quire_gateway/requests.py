@@ -126,15 +126,19 @@ class GenerationRequest:
     reasoning: ReasoningMarks | None = None
 
 
-def validate_request(request: GenerationRequest) -> None:
-    """Raise InvalidRequest for the first field, other than sampling, that is out of its limit."""
+def validate_request(request: GenerationRequest, names: Mapping[str, str] | None = None) -> None:
+    """Raise InvalidRequest for the first field, other than sampling, that is out of its limit.
+
+    names: what the client's dialect calls a field, where that differs from ours.
+    """
+    stop_name = (names or {}).get("stop", "stop")
     if not 1 <= request.n <= MAX_SEQUENCES:
         raise InvalidRequest("n", f"from 1 to {MAX_SEQUENCES}", request.n)
     if len(request.stop) > MAX_STOPS:
-        raise InvalidRequest("stop", f"at most {MAX_STOPS} texts", len(request.stop))
+        raise InvalidRequest(stop_name, f"at most {MAX_STOPS} texts", len(request.stop))
     for stop in request.stop:
         if not 1 <= len(stop) <= MAX_STOP_CHARS:
-            raise InvalidRequest("stop", f"texts of 1 to {MAX_STOP_CHARS} characters", len(stop))
+            raise InvalidRequest(stop_name, f"texts of 1 to {MAX_STOP_CHARS} characters", len(stop))
     if request.stop and not request.detokenize:
         # Without text nobody could find a stop text: ignoring it would be worse than refusing.
         raise InvalidRequest("stop", message="stop cannot be combined with detokenize: false")
