@@ -15,6 +15,7 @@ from quire_worker.executor import (
     LoadProgress,
     ModelDescription,
     ModelSource,
+    ModelTask,
     PoolDescription,
     PoolRequest,
 )
@@ -58,6 +59,8 @@ class SimulatedModel:
     num_blocks: int = 16384
     load_s: float = 0.0
     block_bytes: int = 0
+    #: Values of an embedding; 0: it makes none.
+    embedding_size: int = 64
     latency: LatencyModel = LatencyModel()
     tokens: TokenRange = field(default_factory=TokenRange)
 
@@ -100,6 +103,9 @@ class SimulatedExecutor:
             num_parameters=0,
             created_unix_s=int(time.time()),
             fingerprint=hashlib.sha256(identity.encode()).hexdigest(),
+            tasks=tuple(ModelTask) if model.embedding_size else (ModelTask.GENERATE,),
+            embedding_size=model.embedding_size,
+            labels=("simulated",) if model.embedding_size else (),
         )
 
     def allocate(self, request: PoolRequest) -> PoolDescription:
@@ -116,7 +122,9 @@ class SimulatedExecutor:
         )
         if pool.num_blocks < 2:
             raise ValueError(f"num_blocks must be at least 2, got {pool.num_blocks}")
-        self._runner = SimulatedRunner(pool, self._model.tokens, self._model.vocab_size)
+        self._runner = SimulatedRunner(
+            pool, self._model.tokens, self._model.vocab_size, self._model.embedding_size
+        )
         return pool
 
     def submit(self, plan: StepPlan, deliver: Deliver) -> None:

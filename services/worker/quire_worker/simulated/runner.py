@@ -10,8 +10,10 @@ from numpy.typing import NDArray
 
 from quire_worker.executor import PoolDescription
 from quire_worker.masks import Words, permitted_ids
+from quire_worker.pooling.params import PooledVectors
 from quire_worker.simulated.tables import MalformedStep, SlotTables
 from quire_worker.simulated.tokens import token_ids_at
+from quire_worker.simulated.vectors import simulated_vector
 from quire_worker.step import (
     LogprobColumns,
     NewSequence,
@@ -37,11 +39,20 @@ class TokenRange:
 class SimulatedRunner:
     """Executes plans over slot tables. A malformed plan raises MalformedStep; then only `reset` helps."""
 
-    def __init__(self, pool: PoolDescription, tokens: TokenRange, vocab_size: int = 1 << 16) -> None:
+    def __init__(
+        self,
+        pool: PoolDescription,
+        tokens: TokenRange,
+        vocab_size: int = 1 << 16,
+        embedding_size: int = 64,
+    ) -> None:
         self._vocab_size = vocab_size
         self._tables = SlotTables(pool)
         self._pool = pool
         self._tokens = tokens
+        self._embedding_size = embedding_size
+        # Slots of sequences whose answer is a vector.
+        self._pooled_slots: set[int] = set()
         self._next_step_id: int | None = None
         # Slots whose sampling asks for more than the plain token: a slower path.
         self._special_slots: set[int] = set()
@@ -54,6 +65,7 @@ class SimulatedRunner:
         """Forget every sequence and the step number."""
         self._tables.reset()
         self._special_slots.clear()
+        self._pooled_slots.clear()
         self._scored.clear()
         self._next_step_id = None
         self._last_slots = ()
@@ -68,6 +80,7 @@ class SimulatedRunner:
         if plan.released_slots:
             tables.release(plan.released_slots)
             self._special_slots.difference_update(plan.released_slots)
+            self._pooled_slots.difference_update(plan.released_slots)
             for slot in plan.released_slots:
                 self._scored.pop(slot, None)
             self._last_slots = ()
@@ -75,6 +88,8 @@ class SimulatedRunner:
             tables.copy_blocks(plan.copy_source_block_ids, plan.copy_target_block_ids)
         for sequence in plan.new_sequences:
             tables.place(sequence)
+            if sequence.pooling is not None:
+                self._pooled_slots.add(sequence.slot)
             if _is_special(sequence.sampling):
                 self._special_slots.add(sequence.slot)
             if sequence.sampling.num_prompt_logprobs is not None:
@@ -85,12 +100,15 @@ class SimulatedRunner:
             return StepOutcome(plan.step_id, [], [])
         column = self._check_columns(plan)
         sampled = self._compute(plan, column)
+        pooled = None
+        if self._pooled_slots:
+            sampled, pooled = self._pool_vectors(sampled)
         token_ids = self._sample(sampled, masks)
         slots = plan.slots if len(sampled) == len(column) else sampled.tolist()
         token_list = token_ids.tolist()
         logprobs = self._logprobs(slots, token_list) if self._special_slots else None
         scores = self._prompt_logprobs(plan) if self._scored else None
-        return StepOutcome(plan.step_id, list(slots), token_list, logprobs, scores)
+        return StepOutcome(plan.step_id, list(slots), token_list, logprobs, scores, pooled=pooled)
 
     def _check_order(self, plan: StepPlan) -> None:
         if self._next_step_id is not None and plan.step_id != self._next_step_id:
@@ -141,6 +159,19 @@ class SimulatedRunner:
         tables.write_decodes(column[np.array(decodes)])
         is_complete = tables.num_computed[column] == tables.num_known[column]
         return np.asarray(column[is_complete])
+
+    def _pool_vectors(self, completed: IntArray) -> tuple[IntArray, PooledVectors | None]:
+        """Splits the completed slots: those that sample, and the vectors of the others."""
+        is_pooled = np.array([slot in self._pooled_slots for slot in completed.tolist()], dtype=bool)
+        found = PooledVectors([], [])
+        for slot in completed[is_pooled].tolist():
+            params = self._tables.sequences[slot].pooling
+            assert params is not None, "a pooled slot"
+            num_tokens = int(self._tables.num_known[slot])
+            prefix_hash = int(self._tables.prefix_hash[slot])
+            found.slots.append(slot)
+            found.vectors.append(simulated_vector(params, prefix_hash, num_tokens, self._embedding_size))
+        return completed[~is_pooled], found if found.slots else None
 
     def _sample(self, slots: IntArray, masks: Mapping[int, Words] | None = None) -> IntArray:
         tables, tokens = self._tables, self._tokens

@@ -36,6 +36,7 @@ class SimulatedWorkerSettings(ServiceSettings):
     num_token_ids: int = Field(8000, ge=1, description="How many ids from there on are sampled.")
     eos_after_tokens: int = Field(0, ge=0, description="End every sequence after this many tokens; 0: never.")
     max_model_len: int = Field(8192, ge=2, description="Longest sequence, tokens.")
+    embedding_size: int = Field(64, ge=0, description="Values of an embedding; 0: it makes none.")
     num_blocks: int = Field(16384, ge=2, description="Blocks of the pool, null block included.")
     load_s: float = Field(0.0, ge=0, description="Seconds that the load takes.")
     step_base_ms: float = Field(
@@ -64,6 +65,7 @@ class SimulatedWorkerSettings(ServiceSettings):
             eos_token_ids=self.eos_token_ids,
             max_model_len=self.max_model_len,
             num_blocks=self.num_blocks,
+            embedding_size=self.embedding_size,
             load_s=self.load_s,
             latency=LatencyModel(self.step_base_ms, self.prefill_token_ms, self.decode_sequence_ms),
             tokens=TokenRange(
