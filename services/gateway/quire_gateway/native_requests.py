@@ -7,19 +7,27 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 from google.protobuf import json_format
 
 from quire.inference.v1 import chat_pb2, generate_pb2
-from quire_gateway.requests import ChatPrompt, GenerationRequest, Prompt, TextPrompt, TokenPrompt
+from quire_gateway.requests import (
+    BeamSearch,
+    ChatPrompt,
+    GenerationRequest,
+    Prompt,
+    TextPrompt,
+    TokenPrompt,
+    Truncation,
+    TruncationSide,
+)
 from quire_gateway.sequences import WakeOn
 from quire_gateway.wire import sampling_of
-from quire_servicekit.errors import InvalidRequest, Unsupported
+from quire_servicekit.errors import InvalidRequest
 
 
 def generation_request(message: generate_pb2.GenerateRequest) -> GenerationRequest:
     """GenerateRequest in domain words."""
-    if message.sampling.HasField("num_prompt_logprobs"):
-        raise Unsupported("sampling.num_prompt_logprobs")
     return GenerationRequest(
         prompt=_prompt_of(message),
         model=message.model,
@@ -32,7 +40,33 @@ def generation_request(message: generate_pb2.GenerateRequest) -> GenerationReque
         cache_salt=message.cache_salt,
         detokenize=message.detokenize if message.HasField("detokenize") else True,
         wake_on=WakeOn.TOKENS,
+        bad_words=tuple(message.bad_words),
+        truncation=_truncation_of(message.truncation) if message.HasField("truncation") else None,
+        beam_search=_beam_search_of(message.beam_search) if message.HasField("beam_search") else None,
+        session_id=message.session_id,
+        skip_reading_prefix_cache=message.skip_reading_prefix_cache,
+        stream_interval=message.stream_interval if message.HasField("stream_interval") else 1,
     )
+
+
+_SIDES = {
+    generate_pb2.TRUNCATION_SIDE_UNSPECIFIED: TruncationSide.LEFT,
+    generate_pb2.TRUNCATION_SIDE_LEFT: TruncationSide.LEFT,
+    generate_pb2.TRUNCATION_SIDE_RIGHT: TruncationSide.RIGHT,
+}
+
+
+def _truncation_of(message: generate_pb2.Truncation) -> Truncation:
+    if message.side not in _SIDES:
+        raise InvalidRequest("truncation.side", "a value of TruncationSide", message.side)
+    length = message.max_tokens if message.HasField("max_tokens") else None
+    if length == 0:
+        raise InvalidRequest("truncation.max_tokens", "at least 1", 0)
+    return Truncation(max_tokens=length, side=_SIDES[message.side])
+
+
+def _beam_search_of(message: generate_pb2.BeamSearch) -> BeamSearch:
+    return BeamSearch(length_penalty=message.length_penalty if message.HasField("length_penalty") else 1.0)
 
 
 def field_names(message: generate_pb2.GenerateRequest) -> dict[str, str]:
@@ -50,13 +84,26 @@ def chat_prompt(chat: chat_pb2.Chat) -> ChatPrompt:
         if chat.HasField("continue_final_message")
         else None,
         template_kwargs=_plain(chat.template_kwargs),
+        chat_template=chat.chat_template,
+        documents=tuple(_json_object(text, "chat.documents_json") for text in chat.documents_json),
     )
+
+
+def _json_object(text: str, field: str) -> dict[str, Any]:
+    try:
+        found = orjson.loads(text)
+    except orjson.JSONDecodeError as error:
+        raise InvalidRequest(field, message=f"{field}: not valid JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise InvalidRequest(field, "JSON objects", type(found).__name__)
+    return found
 
 
 def _prompt_of(message: generate_pb2.GenerateRequest) -> Prompt:
     kind = message.WhichOneof("input")
     if kind == "text":
-        return TextPrompt(message.text)
+        is_special = message.add_special_tokens if message.HasField("add_special_tokens") else True
+        return TextPrompt(message.text, is_special)
     if kind == "token_ids":
         return TokenPrompt(tuple(message.token_ids.ids))
     if kind == "chat":

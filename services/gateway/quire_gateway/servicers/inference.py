@@ -16,7 +16,7 @@ from quire.model.v1 import model_pb2
 from quire_gateway.generation import Generation, Generator
 from quire_gateway.native_requests import chat_prompt, field_names, generation_request
 from quire_gateway.requests import CallInfo
-from quire_gateway.sequences import SequenceState, Update, Vocabulary
+from quire_gateway.sequences import SequenceState, TokenLogprob, Update, Vocabulary
 from quire_gateway.servicers.calls import call_info
 from quire_gateway.wire import FINISH_REASON_CODES
 from quire_servicekit.error_details import status_of
@@ -71,14 +71,20 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServicer):
             [request], call, route="generate", names=field_names(message)
         ) as generation:
             await generation.wait_accepted(self._accept_grace_s)
-            yield Response(started=_started(generation))
+            yield Response(started=await self._started(message, generation))
             vocabulary = self._vocabulary()
+            wants_scores = message.sampling.HasField("num_prompt_logprobs")
             num_running = len(generation.sequences)
             while num_running:
                 # All is taken before anything is written: during a write a sequence may gain its last token, and must
                 # not count as finished before that is taken, nor be counted twice.
                 responses = []
-                for sequence in await generation.news():
+                touched = await generation.news()
+                if wants_scores:
+                    # They are complete before any output.
+                    wants_scores = False
+                    responses.append(Response(prompt_logprobs=_prompt_logprobs(generation, vocabulary)))
+                for sequence in touched:
                     update = sequence.take()
                     if update.text or update.token_ids:
                         responses.append(Response(delta=_delta(sequence.index, update, vocabulary)))
@@ -133,19 +139,23 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServicer):
                 return models_pb2.GetModelResponse(model=info)
         raise UnknownModel(request.model)
 
+    async def _started(
+        self, message: generate_pb2.GenerateRequest, generation: Generation
+    ) -> generate_pb2.Started:
+        active = generation.requests[0]
+        spec = active.spec
+        return generate_pb2.Started(
+            request_id=spec.id,
+            model=spec.model.id,
+            num_prompt_tokens=len(spec.prompt_token_ids),
+            seed=spec.sampling.seed,
+            prompt_token_ids=spec.prompt_token_ids if message.return_prompt_token_ids else (),
+            prompt_text=await self._generator.prompt_text(active) if message.return_prompt_text else "",
+        )
+
     def _vocabulary(self) -> Vocabulary:
         info = self._generator.tokenizer.info
         return info.vocabulary if info is not None else ()
-
-
-def _started(generation: Generation) -> generate_pb2.Started:
-    spec = generation.requests[0].spec
-    return generate_pb2.Started(
-        request_id=spec.id,
-        model=spec.model.id,
-        num_prompt_tokens=len(spec.prompt_token_ids),
-        seed=spec.sampling.seed,
-    )
 
 
 def _delta(index: int, update: Update, vocabulary: Vocabulary) -> generate_pb2.Delta:
@@ -155,20 +165,28 @@ def _delta(index: int, update: Update, vocabulary: Vocabulary) -> generate_pb2.D
         token_ids=update.token_ids,
         sampled_at_unix_us=update.sampled_at_unix_us,
     )
-    for found in update.logprobs:
-        delta.logprobs.add(
-            token_id=found.token_id,
-            logprob=found.logprob,
-            rank=found.rank,
-            token_bytes=_bytes_of(found.token_id, vocabulary),
-            top=[
-                generate_pb2.TopLogprob(
-                    token_id=token_id, logprob=logprob, token_bytes=_bytes_of(token_id, vocabulary)
-                )
-                for token_id, logprob in found.top
-            ],
-        )
+    delta.logprobs.extend(_token_logprobs(found, vocabulary) for found in update.logprobs)
     return delta
+
+
+def _prompt_logprobs(generation: Generation, vocabulary: Vocabulary) -> generate_pb2.PromptLogprobs:
+    found = generation.requests[0].prompt_logprobs
+    return generate_pb2.PromptLogprobs(tokens=[_token_logprobs(entry, vocabulary) for entry in found])
+
+
+def _token_logprobs(found: TokenLogprob, vocabulary: Vocabulary) -> generate_pb2.TokenLogprobs:
+    return generate_pb2.TokenLogprobs(
+        token_id=found.token_id,
+        logprob=found.logprob,
+        rank=found.rank,
+        token_bytes=_bytes_of(found.token_id, vocabulary),
+        top=[
+            generate_pb2.TopLogprob(
+                token_id=token_id, logprob=logprob, token_bytes=_bytes_of(token_id, vocabulary)
+            )
+            for token_id, logprob in found.top
+        ],
+    )
 
 
 def _bytes_of(token_id: int, vocabulary: Vocabulary) -> bytes:
