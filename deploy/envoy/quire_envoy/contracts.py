@@ -15,7 +15,14 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor_pb2 import FileDescriptorSet
 
 # Services for clients. Everything else (scheduler, tokenizer, worker, admin) stays inside: no route leads to it.
-PUBLIC_SERVICES = ("quire.inference.v1.Inference", "quire.openai.v1.OpenAI")
+PUBLIC_SERVICES = (
+    "quire.inference.v1.Inference",
+    "quire.openai.v1.OpenAI",
+    "quire.openai.v1.Responses",
+    "quire.openai.v1.Files",
+    "quire.openai.v1.Batches",
+    "quire.anthropic.v1.Anthropic",
+)
 # Served by the gateway for clients as well, gRPC only.
 HEALTH_SERVICE = "grpc.health.v1.Health"
 REFLECTION_SERVICES = (

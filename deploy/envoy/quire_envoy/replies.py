@@ -1,4 +1,4 @@
-"""Envoy's own answers (no route, no key, too large, too many, no gateway) in OpenAI's error shape.
+"""Envoy's own answers (no route, no key, too large, too many, no gateway) in the error shape of the path's dialect.
 
 One job: the `local_reply_config`. Answers of the gateway are not touched by it.
 """
@@ -26,9 +26,30 @@ ERRORS: dict[int, tuple[str, str]] = {
 }
 
 
+# HTTP status: type of Anthropic's error object. 503 becomes Anthropic's own 529.
+ANTHROPIC_ERRORS: dict[int, str] = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    403: "permission_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "request_too_large",
+    429: "rate_limit_error",
+    431: "invalid_request_error",
+    503: "overloaded_error",
+    504: "timeout_error",
+}
+# Paths whose clients speak Anthropic.
+ANTHROPIC_PREFIX = "/v1/messages"
+_OVERLOADED = 529
+
+
 def local_reply_config() -> dict[str, Any]:
     """The mappers, first match wins. Statuses below 400 (the health answers) are left alone."""
     mappers = [_native_grpc()]
+    mappers += [_anthropic(_status("EQ", status), kind, status) for status, kind in ANTHROPIC_ERRORS.items()]
+    mappers.append(_anthropic(_status("GE", 400), "api_error"))
     mappers += [_mapper(_status("EQ", status), kind, code) for status, (kind, code) in ERRORS.items()]
     mappers.append(_mapper(_status("GE", 400), "server_error", "error"))
     return {"mappers": mappers}
@@ -58,3 +79,21 @@ def _mapper(condition: dict[str, Any], kind: str, code: str) -> dict[str, Any]:
     error = {"message": "%LOCAL_REPLY_BODY%", "type": kind, "param": None, "code": code}
     body = {"content_type": "application/json", "json_format": {"error": error}}
     return {"filter": condition, "body_format_override": body}
+
+
+def _anthropic(condition: dict[str, Any], kind: str, status: int = 0) -> dict[str, Any]:
+    """The same for Anthropic's paths, as the client wrote them or kept by the transcoder."""
+    names = (":path", "x-envoy-original-path")
+    paths = [
+        {"header_filter": {"header": {"name": name, "string_match": {"prefix": ANTHROPIC_PREFIX}}}}
+        for name in names
+    ]
+    error = {"type": kind, "message": "%LOCAL_REPLY_BODY%"}
+    document = {"type": "error", "error": error, "request_id": "%REQ(x-request-id)%"}
+    mapper: dict[str, Any] = {
+        "filter": {"and_filter": {"filters": [condition, {"or_filter": {"filters": paths}}]}},
+        "body_format_override": {"content_type": "application/json", "json_format": document},
+    }
+    if status == 503:
+        mapper["status_code"] = _OVERLOADED
+    return mapper

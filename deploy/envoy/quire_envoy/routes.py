@@ -18,15 +18,16 @@ API_KEY_FILTER = "envoy.filters.http.api_key_auth"
 RATE_LIMIT_FILTER = "envoy.filters.http.local_ratelimit"
 CORS_FILTER = "envoy.filters.http.cors"
 
-# What browsers may send: a wildcard would not cover `authorization`. The x-stainless ones come from OpenAI's client.
+# What browsers may send: a wildcard would not cover `authorization`. The x-stainless ones come from their clients.
 _CORS_REQUEST_HEADERS = (
     "authorization, content-type, x-api-key, x-request-id, traceparent, tracestate, openai-organization, "
-    "openai-project, openai-beta, x-stainless-arch, x-stainless-async, x-stainless-helper-method, x-stainless-lang, "
+    "openai-project, openai-beta, anthropic-version, anthropic-beta, anthropic-dangerous-direct-browser-access, "
+    "x-stainless-arch, x-stainless-async, x-stainless-helper-method, x-stainless-lang, "
     "x-stainless-os, x-stainless-package-version, x-stainless-retry-count, x-stainless-runtime, "
     "x-stainless-runtime-version, x-stainless-timeout"
 )
 _CORS_RESPONSE_HEADERS = (
-    "x-request-id, retry-after, x-ratelimit-limit, x-ratelimit-remaining, x-ratelimit-reset"
+    "x-request-id, request-id, retry-after, x-ratelimit-limit, x-ratelimit-remaining, x-ratelimit-reset"
 )
 
 
@@ -41,7 +42,18 @@ def route_config(settings: EdgeSettings, paths: list[RestPath]) -> dict[str, Any
         "Unknown path. The REST interface is under /v1 and /quire/v1; gRPC services answer on this port too."
     )
     routes.append({"match": {"prefix": "/"}, "direct_response": _direct(404, unknown)})
-    host: dict[str, Any] = {"name": "public", "domains": ["*"], "routes": routes}
+    host: dict[str, Any] = {
+        "name": "public",
+        "domains": ["*"],
+        "routes": routes,
+        # Anthropic's client reads the request's id from this name.
+        "response_headers_to_add": [
+            {
+                "header": {"key": "request-id", "value": "%REQ(x-request-id)%"},
+                "append_action": "ADD_IF_ABSENT",
+            }
+        ],
+    }
     if settings.cors_origins:
         host["typed_per_filter_config"] = {CORS_FILTER: _cors_policy(settings)}
     return {"name": "public", "virtual_hosts": [host]}
@@ -132,7 +144,7 @@ def _cors_policy(settings: EdgeSettings) -> dict[str, Any]:
     return {
         "@type": "type.googleapis.com/envoy.extensions.filters.http.cors.v3.CorsPolicy",
         "allow_origin_string_match": any_origin if "*" in settings.cors_origins else listed,
-        "allow_methods": "GET, POST, OPTIONS",
+        "allow_methods": "GET, POST, DELETE, OPTIONS",
         "allow_headers": _CORS_REQUEST_HEADERS,
         "expose_headers": _CORS_RESPONSE_HEADERS,
         "max_age": "600",

@@ -16,8 +16,9 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from grpc_status import rpc_status
 
+from quire.anthropic.v1 import anthropic_service_pb2_grpc
 from quire.inference.v1 import generate_pb2, inference_service_pb2_grpc, models_pb2, tokens_pb2
-from quire.openai.v1 import openai_service_pb2_grpc
+from quire.openai.v1 import batches_service_pb2_grpc, openai_service_pb2_grpc, responses_service_pb2_grpc
 
 READINESS = "quire.inference.v1.Inference"
 SERVER_OPTIONS = [
@@ -86,6 +87,42 @@ class FakeOpenAI(openai_service_pb2_grpc.OpenAIServicer):
             time.sleep(0.005)
 
 
+class FakeAnthropic(anthropic_service_pb2_grpc.AnthropicServicer):
+    """Streams named events, or answers with the metadata that arrived."""
+
+    def CreateMessage(self, request, context):
+        """As the body says: `stream`, or not."""
+        if json.loads(request.data).get("stream"):
+            yield HttpBody(content_type="text/event-stream")
+            yield HttpBody(data=b'event: message_stop\ndata: {"type": "message_stop"}\n\n')
+            return
+        metadata = {key: str(value) for key, value in context.invocation_metadata()}
+        yield HttpBody(content_type="application/json", data=json.dumps(metadata).encode())
+
+
+class FakeResponses(responses_service_pb2_grpc.ResponsesServicer):
+    """Says what it was asked."""
+
+    def _tell(self, request, context):
+        yield HttpBody(content_type="application/json", data=json.dumps({"asked": str(request)}).encode())
+
+    GetResponse = CancelResponse = DeleteResponse = ListInputItems = _tell
+
+
+class FakeFiles(batches_service_pb2_grpc.FilesServicer):
+    """Says what came, and gives bytes of any kind."""
+
+    def CreateFile(self, request, context):
+        """The form as it came."""
+        body = {"type": request.content_type, "size": len(request.data), "tail": request.data[-20:].hex()}
+        yield HttpBody(content_type="application/json", data=json.dumps(body).encode())
+
+    def GetFileContent(self, request, context):
+        """Bytes in two messages."""
+        yield HttpBody(content_type="application/octet-stream", data=bytes(range(256)))
+        yield HttpBody(data=request.file_id.encode())
+
+
 class FakeInference(inference_service_pb2_grpc.InferenceServicer):
     """The typed service; the text is the order."""
 
@@ -138,6 +175,9 @@ class FakeGateway:
         self.health = health.HealthServicer()
         self.server = grpc.server(futures.ThreadPoolExecutor(32), options=SERVER_OPTIONS)
         openai_service_pb2_grpc.add_OpenAIServicer_to_server(FakeOpenAI(name, self.events), self.server)
+        anthropic_service_pb2_grpc.add_AnthropicServicer_to_server(FakeAnthropic(), self.server)
+        responses_service_pb2_grpc.add_ResponsesServicer_to_server(FakeResponses(), self.server)
+        batches_service_pb2_grpc.add_FilesServicer_to_server(FakeFiles(), self.server)
         inference_service_pb2_grpc.add_InferenceServicer_to_server(FakeInference(self.events), self.server)
         health_pb2_grpc.add_HealthServicer_to_server(self.health, self.server)
         reflection.enable_server_reflection(
