@@ -23,11 +23,12 @@ import uvloop
 
 from quire_bench.load import Client, LoadResult, closed_loop
 from quire_bench.locks import exclusive
+from quire_bench.machine_probe import MachineProbe, Slowdowns
 from quire_bench.models import only_model
 from quire_bench.openai_client import ApiOptions
 from quire_bench.report import console, emit, progress
 from quire_bench.server_process import Server, ServerFailed, cancel_on_sigterm, running
-from quire_bench.stats import added_ms, distribution, summarise, ttft_ms
+from quire_bench.stats import arrivals, distribution, summarise, ttft_ms
 from quire_bench.watch import Watch, shares
 from quire_bench.workloads import Workload, random_prompts
 
@@ -97,14 +98,17 @@ async def paced(server: Server, args: argparse.Namespace) -> dict[str, Any]:
     await drive(server, random_prompts("warm-up", num_streams, 64, 16, seed=3, concurrency=num_streams))
     workload = staggered(num_streams, args.paced_rounds)
     wall_offset_s = time.time() - time.perf_counter()
+    probe = MachineProbe()
+    await probe.start()
     watch = Watch([server])
     result = await drive(server, workload, TIMING)
     cpu_share = shares(watch.stop(), result.duration_s)
+    slow = await probe.stop()
     # The first round starts all at once and only spreads the streams out: it is not judged.
     result.records = [record for record in result.records if record.max_tokens >= PACED_TOKENS]
     alone = await drive(server, random_prompts("one at a time", 40, 64, 2, seed=5, concurrency=1), TIMING)
     records = [record for record in result.records if record.ok]
-    tokens = [added_ms(record, wall_offset_s, args.step_ms) for record in records]
+    tokens = [arrivals(record, wall_offset_s, args.step_ms) for record in records]
     if not any(tokens):
         raise ServerFailed("no sample times came; failures: " + str(summarise(result)["errors"]))
     idle_ttfts = [t for record in alone.records if record.ok and (t := ttft_ms(record)) is not None]
@@ -115,13 +119,23 @@ async def paced(server: Server, args: argparse.Namespace) -> dict[str, Any]:
         **{name: summary[name] for name in COUNTS},
         "cpu_share": cpu_share,
         "num_tokens_timed": sum(len(values) for values in tokens),
-        "token_added_ms": distribution(value for values in tokens for value in values),
+        "token_added_ms": distribution(added for values in tokens for _, added in values),
+        # The same without the tokens that were on their way while the machine itself ran slowly.
+        "token_added_at_speed_ms": distribution(
+            at_speed([pair for values in tokens for pair in values], slow)
+        ),
+        "machine": slow.summary(),
         # Sample to client of first tokens, under load; and on an idle suite everything but the one step of model time.
-        "first_token_added_ms": distribution(values[0] for values in tokens if values),
+        "first_token_added_ms": distribution(values[0][1] for values in tokens if values),
         "idle_first_token_added_ms": distribution(value - args.step_ms for value in idle_ttfts),
         "ttft_ms": summary["ttft_ms"],
         "itl_ms": summary["itl_ms"],
     }
+
+
+def at_speed(tokens: list[tuple[float, float]], slow: Slowdowns) -> list[float]:
+    """The added milliseconds of those tokens that were sampled and arrived while no processor ran slowly."""
+    return [added for arrived, added in tokens if not slow.overlaps(arrived - added / 1e3, arrived)]
 
 
 async def with_suite(args: argparse.Namespace, step_ms: float, phase: Any) -> dict[str, Any]:
@@ -166,7 +180,13 @@ def show(report: dict[str, Any]) -> None:
             f"{slow['num_errors']} failed {slow['errors'] or ''}"
         )
         console.print("  share of the processors:", slow["cpu_share"])
-        for name in ("token_added_ms", "first_token_added_ms", "idle_first_token_added_ms"):
+        console.print("  machine:", slow["machine"])
+        for name in (
+            "token_added_ms",
+            "token_added_at_speed_ms",
+            "first_token_added_ms",
+            "idle_first_token_added_ms",
+        ):
             console.print(f"  {name}:", slow[name])
     console.print("goals met:", report["met"])
 

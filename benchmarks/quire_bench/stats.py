@@ -84,21 +84,27 @@ def chunk_gaps_ms(record: RequestRecord) -> list[float]:
     return [(b - a) * 1e3 for a, b in itertools.pairwise(times)]
 
 
-def added_ms(record: RequestRecord, wall_offset_s: float, step_ms: float) -> list[float]:
-    """For each token, milliseconds from the worker's sample to its arrival here, in order.
+def arrivals(record: RequestRecord, wall_offset_s: float, step_ms: float) -> list[tuple[float, float]]:
+    """For each token, in order, its arrival here (wall clock, seconds) and the milliseconds since the worker's sample.
 
     A chunk says when its newest token was sampled. Where the running counts show that it holds more, the older ones are
     taken to be a step of `step_ms` apart, so that a delay that merges chunks is not hidden. The wall clock is
     time.perf_counter() plus the offset.
     """
-    added = []
+    found = []
     num_before = 0
     for chunk in record.extension_chunks:
         num_so_far = num_before + 1 if chunk.num_tokens_so_far is None else chunk.num_tokens_so_far
-        newest = (chunk.arrived + wall_offset_s) * 1e3 - chunk.value["sampled_at_unix_us"] / 1e3
-        added += [newest + step_ms * age for age in reversed(range(num_so_far - num_before))]
+        arrived = chunk.arrived + wall_offset_s
+        newest = arrived * 1e3 - chunk.value["sampled_at_unix_us"] / 1e3
+        found += [(arrived, newest + step_ms * age) for age in reversed(range(num_so_far - num_before))]
         num_before = num_so_far
-    return added
+    return found
+
+
+def added_ms(record: RequestRecord, wall_offset_s: float, step_ms: float) -> list[float]:
+    """The milliseconds of `arrivals`."""
+    return [added for _, added in arrivals(record, wall_offset_s, step_ms)]
 
 
 def is_good(record: RequestRecord, level: ServiceLevel) -> bool:
