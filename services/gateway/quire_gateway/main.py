@@ -110,7 +110,7 @@ class Gateway:
     def _add_servicers(self) -> None:
         settings, endpoints = (
             self.settings,
-            OpenAIEndpoints(self.generator, accept_grace_s=self.settings.accept_grace_s),
+            OpenAIEndpoints(self.generator, self.chat_runner, accept_grace_s=self.settings.accept_grace_s),
         )
         openai.OpenAIServicer(endpoints).add_to(self.server.grpc)
         anthropic.add_anthropic(

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import socket
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from quire_gateway.detokenizing import DetokenizeMode
+from quire_gateway.parsing.registry import AUTO, FormatSettings
 from quire_gateway.rules import RequestRules
 from quire_gateway.sampling import MAX_LOGPROBS, sampling_defaults
 from quire_servicekit.errors import InvalidRequest
@@ -73,6 +74,16 @@ class GatewaySettings(ServiceSettings):
         False,
         description="Requests may bring a chat template of their own; it runs in the tokenizer's sandbox.",
     )
+    tool_parser: str = Field(
+        AUTO,
+        description="How the model writes calls of tools: hermes, llama3_json, mistral, pythonic, qwen3_xml, deepseek, "
+        "harmony, a plug-in's name, none, or auto (by its chat template).",
+    )
+    reasoning_parser: str = Field(
+        AUTO,
+        description="How the model marks its reasoning: qwen3, deepseek_r1, gpt_oss, tags:START|END, a plug-in's name, "
+        "none, or auto (by its chat template).",
+    )
     coalesce_duty: float = Field(
         1.0,
         ge=0,
@@ -88,6 +99,15 @@ class GatewaySettings(ServiceSettings):
         except InvalidRequest as error:
             raise ValueError(str(error)) from error
         return pairs
+
+    @model_validator(mode="after")
+    def _check_formats(self) -> Self:
+        self.formats()
+        return self
+
+    def formats(self) -> FormatSettings:
+        """What they say about the model's formats."""
+        return FormatSettings(self.tool_parser, self.reasoning_parser)
 
     def rules(self) -> RequestRules:
         """What they say about requests."""

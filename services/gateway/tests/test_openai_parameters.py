@@ -173,6 +173,9 @@ def test_a_body_that_is_no_json_object_is_400(body: bytes) -> None:
     assert refused.value.code == "invalid_json"
 
 
+_CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+
+
 def test_messages_become_what_templates_expect() -> None:
     """Text parts are joined, developer is system, tool messages keep their ids; other content is refused by place."""
     request = parse(
@@ -184,7 +187,7 @@ def test_messages_become_what_templates_expect() -> None:
                         "role": "user",
                         "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}],
                     },
-                    {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]},
+                    {"role": "assistant", "content": None, "tool_calls": [_CALL]},
                     {"role": "tool", "content": "42", "tool_call_id": "1", "name": "f"},
                 ]
             }
@@ -196,7 +199,7 @@ def test_messages_become_what_templates_expect() -> None:
     assert [dict(message) for message in prompt.messages] == [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "a\nb"},
-        {"role": "assistant", "content": "", "tool_calls": [{"id": "1"}]},
+        {"role": "assistant", "content": "", "tool_calls": [_CALL]},
         {"role": "tool", "content": "42", "name": "f", "tool_call_id": "1"},
     ]
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]

@@ -31,6 +31,7 @@ def test_the_settings_are_these() -> None:
     assert own == {
         "tokenizers", "schedulers", "gateway_id", "max_in_flight", "max_in_flight_per_tenant", "accept_grace_s",
         "resume_timeout_s", "tokenize_timeout_s", "unready_after_s", "detokenize", "coalesce_duty",
+        "tool_parser", "reasoning_parser",
         "coalesce_max_wait_ms",
     }  # fmt: skip
 

@@ -41,6 +41,11 @@ class ChoiceParser:
         """Output tokens in which the model was thinking."""
         return 0
 
+    @property
+    def can_reason(self) -> bool:
+        """Whether there can be reasoning in it."""
+        return False
+
     def push(self, text: str, token_ids: list[int]) -> list[ChatEvent]:
         """The events of new output. text may lag behind its tokens."""
         return [TextDelta(self.index, text)] if text else []
@@ -84,6 +89,11 @@ class ParsedChoice(ChoiceParser):
     def num_reasoning_tokens(self) -> int:
         """Output tokens in which the model was thinking."""
         return self._parsers.counter.num_tokens if self._parsers.counter is not None else 0
+
+    @property
+    def can_reason(self) -> bool:
+        """Whether there can be reasoning in it."""
+        return self._parsers.reasoning is not None
 
     def push(self, text: str, token_ids: list[int]) -> list[ChatEvent]:
         """The events of new output. text may lag behind its tokens."""

@@ -6,7 +6,6 @@ One job: that choice, and what follows from the model's vocabulary for it. Knows
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 from quire_gateway.chat.special_texts import SpecialTexts
@@ -14,6 +13,7 @@ from quire_gateway.parsing.reasoning.base import ReasoningFormat
 from quire_gateway.parsing.registry import (
     AUTO,
     NONE,
+    FormatSettings,
     reasoning_format,
     reasoning_format_of,
     tool_format,
@@ -22,20 +22,6 @@ from quire_gateway.parsing.registry import (
 from quire_gateway.parsing.tools.base import ToolFormat
 from quire_gateway.parsing.tools.hermes import HermesFormat
 from quire_gateway.tokenizer_client import TokenizerInfo
-
-
-@dataclass(frozen=True, slots=True)
-class FormatSettings:
-    """Names of formats; auto: by the model's chat template; none: nothing is parsed. ValueError for unknown names."""
-
-    tools: str = AUTO
-    reasoning: str = AUTO
-
-    def __post_init__(self) -> None:
-        if self.tools not in (AUTO, NONE):
-            tool_format(self.tools)
-        if self.reasoning not in (AUTO, NONE):
-            reasoning_format(self.reasoning)
 
 
 class ModelFormats:

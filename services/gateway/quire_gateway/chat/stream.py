@@ -94,6 +94,18 @@ class ChatStream:
             sum(choice.num_reasoning_tokens for choice in self.choices),
         )
 
+    @property
+    def count_reasoning(self) -> Callable[[], int] | None:
+        """Counts the output tokens in which the model was thinking; None: it does not think."""
+        if not any(choice.can_reason for choice in self.choices):
+            return None
+        return lambda: self.usage.num_reasoning_tokens
+
+    @property
+    def is_complete(self) -> bool:
+        """Every choice has ended, and its end was among the events."""
+        return all(choice.is_done for choice in self.choices)
+
     async def wait_accepted(self, timeout_s: float) -> None:
         """Return when the engine took the call, or after `timeout_s` without a refusal; raises the refusal."""
         await self.generation.wait_accepted(timeout_s)

@@ -6,8 +6,10 @@ from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
+from quire_gateway.chat.call import ChatCall, ReasoningOptions
 from quire_gateway.openai.options import CommonRequest, common_options
 from quire_gateway.openai.parameters import StrictModel
+from quire_gateway.openai.tools import MadeCall, ToolChoiceValue, ToolDefinition, choice_of
 from quire_gateway.requests import ChatPrompt, GenerationRequest
 from quire_gateway.sequences import WakeOn
 from quire_servicekit.errors import InvalidRequest, Unsupported
@@ -32,9 +34,12 @@ class Message(StrictModel):
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[ContentPart] | None = None
     name: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[MadeCall] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
+    #: Answers that clients send back have it under one of these names.
+    reasoning: str | None = None
+    reasoning_content: str | None = None
 
     def render(self, index: int) -> dict[str, Any]:
         """The message as templates expect it. Raises naming the part that is not text."""
@@ -43,9 +48,14 @@ class Message(StrictModel):
         # Templates know system; developer is the newer name of the same role.
         message: dict[str, Any] = {"role": "system" if self.role == "developer" else self.role}
         message["content"] = self._text(index)
-        for name in ("name", "tool_calls", "tool_call_id"):
+        for name in ("name", "tool_call_id"):
             if (value := getattr(self, name)) is not None:
                 message[name] = value
+        if self.tool_calls:
+            message["tool_calls"] = [call.render() for call in self.tool_calls]
+        if reasoning := self.reasoning or self.reasoning_content:
+            # The name that templates know.
+            message["reasoning_content"] = reasoning
         return message
 
     def _text(self, index: int) -> str:
@@ -76,6 +86,13 @@ class ChatRequest(CommonRequest):
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
     chat_template: str = ""
     documents: list[dict[str, Any]] = Field(default_factory=list)
+    tools: list[ToolDefinition] = Field(default_factory=list)
+    tool_choice: ToolChoiceValue | None = None
+    parallel_tool_calls: bool = True
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    include_reasoning: bool = True
+    #: -1: no limit.
+    thinking_token_budget: int | None = Field(None, ge=-1)
 
     @model_validator(mode="after")
     def _check(self) -> ChatRequest:
@@ -103,8 +120,25 @@ class ChatRequest(CommonRequest):
             "max_tokens": limit,
         }
 
-    def to_generation(self) -> GenerationRequest:
+    def to_call(self) -> ChatCall:
         """The request in domain words."""
+        tools, choice = choice_of(self.tool_choice, self.tools)
+        budget = self.thinking_token_budget
+        return ChatCall(
+            request=self.to_generation(),
+            tools=tools,
+            tool_choice=choice,
+            has_parallel_calls=self.parallel_tool_calls,
+            reasoning=ReasoningOptions(
+                effort=self.reasoning_effort,
+                is_included=self.include_reasoning,
+                max_tokens=None if budget == -1 else budget,
+            ),
+            wants_tokens=self.logprobs or self.return_token_ids or self.options.include_timing,
+        )
+
+    def to_generation(self) -> GenerationRequest:
+        """The conversation and how it is continued, in domain words."""
         limit = self.max_completion_tokens if self.max_completion_tokens is not None else self.max_tokens
         num_logprobs = (self.top_logprobs or 0) if self.logprobs else None
         return GenerationRequest(

@@ -6,6 +6,7 @@ chunk is its text between two byte strings.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -63,6 +64,8 @@ class Answer:
     is_prompt_only: bool = False
     #: Per prompt its text, where the client wants it.
     prompt_texts: list[str] = field(default_factory=list)
+    #: Output tokens in which the model was thinking, where it can.
+    count_reasoning: Callable[[], int] | None = None
     _prefix: bytes = b""
     _start: bytes = b""
     _plain_end: bytes = b""
@@ -87,6 +90,11 @@ class Answer:
             or options.continuous_usage_stats
             or self.is_prompt_only
         )
+
+    @property
+    def tells_tokens(self) -> bool:
+        """Chunks carry what tokens they come from."""
+        return self.has_logprobs or self.request.return_token_ids
 
     # ---- Chunks ------------------------------------------------------------------------------------------------
 
@@ -118,7 +126,11 @@ class Answer:
             return b""
         if not (update.text or update.logprobs or (update.token_ids and self.request.return_token_ids)):
             return b""
-        choice: dict[str, Any] = {"index": index, **self._body(update.text)}
+        return self.chunk(index, self._body(update.text), update)
+
+    def chunk(self, index: int, body: dict[str, Any], update: Update) -> bytes:
+        """The chunk of a choice with any body; of the update only the tokens count."""
+        choice: dict[str, Any] = {"index": index, **body}
         choice["logprobs"] = self._logprobs(index, update)
         choice["finish_reason"] = None
         if self.request.return_token_ids:
@@ -127,11 +139,12 @@ class Answer:
 
     def finish(self, sequence: SequenceState, update: Update) -> bytes:
         """The chunk that ends a choice."""
-        choice: dict[str, Any] = {
-            "index": sequence.choice_index,
-            **({"delta": {}} if self.shape.is_chat else {"text": ""}),
-        }
-        choice |= {"logprobs": None, **_end_of(sequence)}
+        return self.end(sequence.choice_index, _end_of(sequence), update)
+
+    def end(self, index: int, end: dict[str, Any], update: Update) -> bytes:
+        """The chunk that ends a choice, with why."""
+        body: dict[str, Any] = {"delta": {}} if self.shape.is_chat else {"text": ""}
+        choice = {"index": index, **body, "logprobs": None, **end}
         return self._prefix + orjson.dumps(choice) + self._extras(update)
 
     def closing(self) -> bytes:
@@ -156,27 +169,35 @@ class Answer:
 
     # ---- The whole answer --------------------------------------------------------------------------------------
 
-    def whole(self, outputs: list[Update]) -> bytes:
-        """The answer of a call that is not streamed. outputs: everything of each choice, by choice index."""
+    def whole(self, outputs: list[Update], parsed: Sequence[dict[str, Any]] = ()) -> bytes:
+        """The answer of a call that is not streamed. outputs: everything of each choice, by choice index.
+
+        parsed: per choice the parts that are not just its text: its message, and why it ended.
+        """
         choices = [
-            self._choice(sequence, outputs[sequence.choice_index]) for sequence in self.generation.sequences
+            self._choice(sequence, outputs[sequence.choice_index], *parsed[index : index + 1])
+            for index, sequence in enumerate(self.generation.sequences)
         ]
         body = self._envelope(self.shape.object) | {"choices": choices, "usage": self._usage()}
         if self.shape.is_chat:
             body |= self._prompt(self.generation.requests[0])
         return orjson.dumps(body)
 
-    def _choice(self, sequence: SequenceState, output: Update) -> dict[str, Any]:
+    def _choice(
+        self, sequence: SequenceState, output: Update, parsed: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         index = sequence.choice_index
         if self.is_prompt_only:
             output = Update("", [], [], output.sampled_at_unix_us)
         choice: dict[str, Any] = {"index": index}
-        if self.shape.is_chat:
+        if parsed is not None:
+            choice["message"] = parsed["message"]
+        elif self.shape.is_chat:
             choice["message"] = {"role": "assistant", "content": output.text, "refusal": None}
         else:
             choice["text"] = (self.echoes[index] if self.echoes else "") + output.text
         choice["logprobs"] = self._logprobs(index, output)
-        choice |= _end_of(sequence)
+        choice |= parsed or _end_of(sequence)
         if self.request.return_token_ids:
             choice["token_ids"] = output.token_ids
         if not self.shape.is_chat:
@@ -237,7 +258,10 @@ class Answer:
         return self._prefix + orjson.dumps(choice) + self._end + b"}\n\n"
 
     def _usage(self) -> dict[str, Any]:
-        return usage_of(self.generation, is_prompt_only=self.is_prompt_only)
+        usage = usage_of(self.generation, is_prompt_only=self.is_prompt_only)
+        if self.count_reasoning is not None:
+            usage["completion_tokens_details"] = {"reasoning_tokens": self.count_reasoning()}
+        return usage
 
     def _envelope(self, kind: str) -> dict[str, Any]:
         model = self.generation.model

@@ -11,9 +11,12 @@ from collections.abc import AsyncIterator, Callable, Sequence
 
 import orjson
 
+from quire_gateway.chat.runner import ChatRunner
+from quire_gateway.chat.stream import ChatStream
 from quire_gateway.generation import Generation, Generator
 from quire_gateway.models import ServedModel
 from quire_gateway.openai.answers import EVENT_STREAM, JSON, Head, error_body, error_event, error_head
+from quire_gateway.openai.chat_answer import ChatAnswer
 from quire_gateway.openai.chat_request import ChatRequest
 from quire_gateway.openai.completion_request import CompletionRequest
 from quire_gateway.openai.dialect import CHAT, COMPLETION, Answer
@@ -34,7 +37,12 @@ class OpenAIEndpoints:
     """Serves the dialect on a Generator."""
 
     def __init__(
-        self, generator: Generator, *, accept_grace_s: float = 0.2, clock: Callable[[], float] = time.time
+        self,
+        generator: Generator,
+        runner: ChatRunner | None = None,
+        *,
+        accept_grace_s: float = 0.2,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """accept_grace_s: how long a stream's head waits for the engine to take or refuse the request.
 
@@ -42,6 +50,7 @@ class OpenAIEndpoints:
         a request that only waits its turn gets its head after this time.
         """
         self._generator, self._accept_grace_s, self._clock = generator, accept_grace_s, clock
+        self._runner = runner or ChatRunner(generator)
 
     async def chat_completions(self, body: bytes, call: CallInfo) -> Pieces:
         """POST /v1/chat/completions."""
@@ -49,13 +58,20 @@ class OpenAIEndpoints:
         try:
             with self._generator.reading("chat", call):
                 request = parse(body, ChatRequest)
-                prompt, call = request.to_generation(), named_call(request, call)
-            async with self._generator.run([prompt], call, route="chat", names=request.names) as generation:
+                chat, call = request.to_call(), named_call(request, call)
+            async with self._runner.run(chat, call, route="chat", names=request.names) as stream:
                 answer = Answer(
-                    CHAT, generation, request, int(self._clock()), self._vocabulary(), request.logprobs,
-                    prompt_texts=await self._prompt_texts(generation, request.return_prompt_text),
+                    CHAT, stream.generation, request, int(self._clock()), self._vocabulary(), request.logprobs,
+                    prompt_texts=await self._prompt_texts(stream.generation, request.return_prompt_text),
+                    count_reasoning=stream.count_reasoning,
                 )  # fmt: skip
-                async for piece in self._answer(answer, generation):
+                # Answers that are text alone are written from the generation itself, as completions are.
+                pieces = (
+                    self._answer(answer, stream.generation)
+                    if stream.is_plain
+                    else self._parsed(answer, stream)
+                )
+                async for piece in pieces:
                     has_head = True
                     yield piece
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer in its dialect
@@ -124,6 +140,22 @@ class OpenAIEndpoints:
             if not num_running:
                 parts.append(answer.closing())
             piece = b"".join(parts)
+            if piece:
+                yield piece
+
+    async def _parsed(self, answer: Answer, stream: ChatStream) -> Pieces:
+        """An answer that can hold reasoning and calls."""
+        writer = ChatAnswer(answer)
+        if not answer.request.stream:
+            body = writer.whole(await stream.collect())
+            yield Head(200, JSON)
+            yield body
+            return
+        await stream.wait_accepted(self._accept_grace_s)
+        yield Head(200, EVENT_STREAM)
+        yield answer.opening()
+        async for events in stream.events():
+            piece = writer.chunks(events) + (answer.closing() if stream.is_complete else b"")
             if piece:
                 yield piece
 

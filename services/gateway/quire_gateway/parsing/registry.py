@@ -7,6 +7,7 @@ One job: names to formats. Built-in ones, and plug-ins of the entry-point groups
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Final
 
@@ -99,6 +100,20 @@ def tool_format_of(template: str) -> ToolFormat | None:
 def reasoning_format_of(template: str) -> ReasoningFormat | None:
     """The format in which a chat template expects reasoning; None if there is none."""
     return next((reasoning_format(name) for name, signs in _REASONING_SIGNS if _has(template, signs)), None)
+
+
+@dataclass(frozen=True, slots=True)
+class FormatSettings:
+    """Names of formats; auto: by the model's chat template; none: nothing is parsed. ValueError for unknown names."""
+
+    tools: str = AUTO
+    reasoning: str = AUTO
+
+    def __post_init__(self) -> None:
+        if self.tools not in (AUTO, NONE):
+            tool_format(self.tools)
+        if self.reasoning not in (AUTO, NONE):
+            reasoning_format(self.reasoning)
 
 
 def _has(template: str, signs: tuple[str, ...]) -> bool:

@@ -56,6 +56,14 @@ class ReasoningFormat(ABC):
     def end(self) -> str:
         """The text that closes it."""
 
+    #: Reasoning can begin anywhere, not only at the start of an output.
+    may_repeat: ClassVar[bool] = False
+
+    @property
+    def content_start(self) -> str:
+        """The text behind which the answer to the user begins."""
+        return self.end
+
     @property
     def markers(self) -> tuple[str, ...]:
         """Texts that a parser looks for. Those that are special tokens of the vocabulary are kept in its text."""

@@ -42,6 +42,7 @@ class GptOssFormat(ReasoningFormat):
     """See the module."""
 
     name = "gpt_oss"
+    may_repeat = True
 
     @property
     def start(self) -> str:
@@ -52,6 +53,11 @@ class GptOssFormat(ReasoningFormat):
     def end(self) -> str:
         """The text that closes it."""
         return END
+
+    @property
+    def content_start(self) -> str:
+        """The text behind which the answer to the user begins."""
+        return f"{CHANNEL}final{MESSAGE}"
 
     @property
     def markers(self) -> tuple[str, ...]:
