@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 from quire_servicekit.errors import InvalidRequest
+from quire_tokenizer.pairs import EncodedPair, encode_pair
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,3 +46,11 @@ class TextEncoder:
         """Return the token ids of `text`; with the tokens that the model's files put around a text, if asked for."""
         ids: list[int] = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
+
+    def encode_pair(
+        self, text: str, second: str | None, *, add_special_tokens: bool = True, max_tokens: int | None = None
+    ) -> EncodedPair:
+        """Two texts as one sequence, or one text; see pairs.py for how they are cut to `max_tokens`."""
+        return encode_pair(
+            self._backend, text, second, add_special_tokens=add_special_tokens, max_tokens=max_tokens
+        )

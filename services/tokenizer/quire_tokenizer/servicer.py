@@ -19,6 +19,7 @@ from quire_tokenizer.detokenize import Detokenizer
 from quire_tokenizer.encode import TextEncoder, TextLimits
 from quire_tokenizer.loading import LoadedTokenizer
 from quire_tokenizer.metrics import TokenizerMetrics
+from quire_tokenizer.pairs import EncodedPair
 from quire_tokenizer.source import DEFAULT_TEMPLATE, TOOL_TEMPLATE
 from quire_tokenizer.stream_table import StreamTable, TextColumns
 from quire_tokenizer.text_pool import TextPool
@@ -55,6 +56,8 @@ class TokenizerServicer(tokenizer_service_pb2_grpc.TokenizerServicer):
 
     async def Encode(self, request: encode_pb2.EncodeRequest, context: Any) -> encode_pb2.EncodeResponse:
         """Texts to token ids."""
+        if request.second_texts or request.HasField("max_tokens"):
+            return await self._encode_pairs(request)
         texts = list(request.texts)
         special = _unless_set(request, "add_special_tokens", True)
         num_chars = self._encoder.check(texts)
@@ -67,6 +70,32 @@ class TokenizerServicer(tokenizer_service_pb2_grpc.TokenizerServicer):
         self._metrics.encoded(num_chars, sum(map(len, encoded)))
         return encode_pb2.EncodeResponse(
             token_ids=[token_id for ids in encoded for token_id in ids], num_tokens=map(len, encoded)
+        )
+
+    async def _encode_pairs(self, request: encode_pb2.EncodeRequest) -> encode_pb2.EncodeResponse:
+        """Texts with second ones, or with a longest length."""
+        texts, seconds = list(request.texts), list(request.second_texts)
+        others: list[str | None] = [*seconds] if seconds else [None] * len(texts)
+        if seconds and len(seconds) != len(texts):
+            raise InvalidRequest("second_texts", f"as many as texts ({len(texts)}) or none", len(seconds))
+        special = _unless_set(request, "add_special_tokens", True)
+        limit = _unless_set(request, "max_tokens", None)
+        num_chars = self._encoder.check(texts) + (self._encoder.check(seconds) if seconds else 0)
+
+        def work() -> list[EncodedPair]:
+            return [
+                self._encoder.encode_pair(text, second, add_special_tokens=special, max_tokens=limit)
+                for text, second in zip(texts, others, strict=True)
+            ]
+
+        with _Counted(self.work):
+            encoded = await self._pool.run(num_chars, work)
+        num_tokens = [len(pair.token_ids) for pair in encoded]
+        self._metrics.encoded(num_chars, sum(num_tokens))
+        return encode_pb2.EncodeResponse(
+            token_ids=[token_id for pair in encoded for token_id in pair.token_ids],
+            num_tokens=num_tokens,
+            second_text_starts=[pair.second_text_start for pair in encoded] if seconds else (),
         )
 
     async def RenderChat(
