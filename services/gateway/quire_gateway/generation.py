@@ -32,6 +32,7 @@ from quire_gateway.requests import (
 from quire_gateway.rules import RequestRules
 from quire_gateway.sampling import Sampling, resolve, validate
 from quire_gateway.sequences import OutputSpec, SequenceState, WakeOn
+from quire_gateway.structured import renamed
 from quire_servicekit.errors import InvalidRequest, QuireError, Unsupported
 from quire_servicekit.logging import get_logger
 
@@ -168,6 +169,9 @@ class Generator:
                         self.engines.submit(active)
                 yield generation
             status = "ok"
+        except InvalidRequest as error:
+            status = type(error).__name__
+            raise renamed(error, names or {}) from error
         except QuireError as error:
             status = type(error).__name__
             raise

@@ -104,7 +104,8 @@ def validate(
     _validate_ids(sampling, vocab_size, called)
     _validate_bad_sequences(sampling, vocab_size, called)
     if sampling.constraint is not None:
-        validate_constraint(sampling.constraint, called.get("constraint", "constraint"))
+        validate_constraint(sampling.constraint, called)
+        _validate_beside_constraint(sampling)
     if sampling.reasoning is not None:
         validate_reasoning(sampling.reasoning, vocab_size, called.get("reasoning", "reasoning"))
 
@@ -164,6 +165,13 @@ def _validate_bad_sequences(sampling: Sampling, vocab_size: int, called: Mapping
         for token_id in sequence:
             if not 0 <= token_id < vocab_size:
                 raise InvalidRequest(name, f"token ids from 0 to {vocab_size - 1} (the vocabulary)", token_id)
+
+
+def _validate_beside_constraint(sampling: Sampling) -> None:
+    """What says where an output ends or what is in it, and so contradicts a constraint."""
+    for name in ("ignore_eos", "allowed_token_ids"):
+        if getattr(sampling, name):
+            raise InvalidRequest(name, message=f"{name} cannot be combined with a constraint on the output")
 
 
 def _validate_ids(sampling: Sampling, vocab_size: int, called: Mapping[str, str]) -> None:

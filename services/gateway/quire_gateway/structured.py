@@ -65,9 +65,11 @@ class ReasoningSpan:
     max_tokens: int | None = None
 
 
-def validate_constraint(constraint: Constraint, called: str = "constraint") -> None:
-    """Raise InvalidRequest, naming the field, unless it is well formed. called: the dialect's name of it."""
-    field = f"{called}.{constraint.kind}"
+def validate_constraint(constraint: Constraint, names: Mapping[str, str] | None = None) -> None:
+    """Raise InvalidRequest, naming the field, unless it is well formed. names: what the dialect calls our fields."""
+    called = names or {}
+    field = f"constraint.{constraint.kind}"
+    field = called.get(field, field)
     if constraint.kind is ConstraintKind.CHOICE:
         _validate_choices(constraint.choices, field)
     elif constraint.kind is not ConstraintKind.JSON_OBJECT:
@@ -92,29 +94,29 @@ def _validate_choices(choices: tuple[str, ...], field: str) -> None:
         raise InvalidRequest(field, f"at most {MAX_TEXT_CHARS} characters in all", size)
 
 
-def _validate_whitespace(constraint: Constraint, called: str) -> None:
+def _validate_whitespace(constraint: Constraint, called: Mapping[str, str]) -> None:
     pattern = constraint.whitespace_pattern
     if pattern is None and constraint.disable_any_whitespace is None:
         return
-    name = "whitespace_pattern" if pattern is not None else "disable_any_whitespace"
+    name = f"constraint.{'whitespace_pattern' if pattern is not None else 'disable_any_whitespace'}"
+    field = called.get(name, name)
     if constraint.kind not in JSON_KINDS:
-        raise InvalidRequest(
-            f"{called}.{name}",
-            message=f"{called}.{name} is only allowed with JSON, not with {constraint.kind}",
-        )
+        raise InvalidRequest(field, message=f"{field} is only allowed with JSON, not with {constraint.kind}")
     if pattern is None:
         return
     if constraint.disable_any_whitespace:
-        raise InvalidRequest(
-            f"{called}.whitespace_pattern",
-            message=f"{called}.whitespace_pattern excludes disable_any_whitespace",
-        )
+        raise InvalidRequest(field, message=f"{field} excludes disable_any_whitespace")
     if not 1 <= len(pattern) <= MAX_WHITESPACE_PATTERN_CHARS:
-        raise InvalidRequest(
-            f"{called}.whitespace_pattern",
-            f"1 to {MAX_WHITESPACE_PATTERN_CHARS} characters",
-            len(pattern),
-        )
+        raise InvalidRequest(field, f"1 to {MAX_WHITESPACE_PATTERN_CHARS} characters", len(pattern))
+
+
+def renamed(error: InvalidRequest, names: Mapping[str, str]) -> InvalidRequest:
+    """A refusal of a constraint by an engine, in the dialect's words; any other as it is."""
+    field = names.get(error.field) if error.field.startswith("constraint") else None
+    if field is None:
+        return error
+    message = error.message.replace(error.field, field)
+    return InvalidRequest(field, error.limit, error.value, message=message, code=error.code)
 
 
 def validate_reasoning(span: ReasoningSpan, vocab_size: int, called: str = "reasoning") -> None:

@@ -118,6 +118,7 @@ class ChatRequest(CommonRequest):
             "num_logprobs": "top_logprobs",
             "num_prompt_logprobs": "prompt_logprobs",
             "max_tokens": limit,
+            **self.constraint_names,
         }
 
     def to_call(self) -> ChatCall:

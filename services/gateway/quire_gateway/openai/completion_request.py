@@ -22,7 +22,12 @@ class CompletionRequest(CommonRequest):
     @property
     def names(self) -> dict[str, str]:
         """What this dialect calls the domain's fields."""
-        return {"prompt": "prompt", "num_logprobs": "logprobs", "num_prompt_logprobs": "prompt_logprobs"}
+        return {
+            "prompt": "prompt",
+            "num_logprobs": "logprobs",
+            "num_prompt_logprobs": "prompt_logprobs",
+            **self.constraint_names,
+        }
 
     @property
     def has_logprobs(self) -> bool:

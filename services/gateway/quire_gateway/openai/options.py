@@ -7,11 +7,18 @@ requests.py), with the names this dialect uses.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any, Literal
 
 from pydantic import Field, model_validator
 
 from quire_gateway.openai.parameters import StrictModel
+from quire_gateway.openai.response_format import (
+    ResponseFormat,
+    StructuredOutputs,
+    constraint_names,
+    constraint_of,
+)
 from quire_gateway.requests import (
     MAX_REQUEST_ID_CHARS,
     BeamSearch,
@@ -60,6 +67,8 @@ class CommonRequest(StrictModel):
     ignore_eos: bool | None = None
     stop_token_ids: list[int] = Field(default_factory=list)
     allowed_token_ids: list[int] = Field(default_factory=list)
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
     bad_words: list[str] = Field(default_factory=list)
     prompt_logprobs: int | None = None
     logprob_token_ids: list[int] = Field(default_factory=list)
@@ -149,7 +158,13 @@ class CommonRequest(StrictModel):
             ignore_eos=self.ignore_eos,
             stop_token_ids=tuple(self.stop_token_ids),
             allowed_token_ids=tuple(self.allowed_token_ids),
+            constraint=constraint_of(self.response_format, self.structured_outputs),
         )
+
+    @property
+    def constraint_names(self) -> Mapping[str, str]:
+        """What this dialect calls the fields of a constraint."""
+        return constraint_names(self.structured_outputs is not None)
 
 
 def _token_id(key: str) -> int:

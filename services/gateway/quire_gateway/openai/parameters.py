@@ -23,7 +23,6 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "verbosity": ("medium",),
     "suffix": ("",),
@@ -38,7 +37,7 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
 #: Known to OpenAI or to other servers of its dialect, and not served yet.
 UNSUPPORTED = frozenset(NEUTRAL) | {
     "audio", "prediction", "reasoning_effort", "web_search_options", "moderation",
-    "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
+    "response_format", "structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar",
     "guided_decoding_backend", "guided_whitespace_pattern", "prompt_logprob_token_ids",
     "prompt_logprob_start", "flat_logprobs", "chat_template", "thinking_token_budget", "logits_processors",
     "mm_processor_kwargs", "media_io_kwargs", "kv_transfer_params", "ec_transfer_params", "vllm_xargs",

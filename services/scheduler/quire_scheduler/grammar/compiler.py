@@ -126,6 +126,6 @@ class GrammarCompiler:
 
 
 def _first_lines(error: str) -> str:
-    """The reason without the compiler's state and listing."""
+    """The reason without the compiler's state, listing and place: the lines are not those of the client's text."""
     reason = re.split(r"<non-verbose/>|\n *\d+ \| ", error, maxsplit=1)[0]
-    return " ".join(reason.split())[:400]
+    return " ".join(re.sub(r"^at \d+\(\d+\): ", "", reason).split())[:400]
