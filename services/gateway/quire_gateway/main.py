@@ -117,7 +117,9 @@ class Gateway:
             self.server.grpc,
             AnthropicEndpoints(self.chat_runner, accept_grace_s=settings.accept_grace_s),
         )
-        typed = inference.InferenceServicer(self.generator, self.pool, accept_grace_s=settings.accept_grace_s)
+        typed = inference.InferenceServicer(
+            self.generator, self.pool, self.chat_runner, accept_grace_s=settings.accept_grace_s
+        )
         add(self.server, add_InferenceServicer_to_server, typed)
         operations = admin.AdminServicer(
             self.admission, self.readiness, drain_timeout_s=settings.drain_timeout_s

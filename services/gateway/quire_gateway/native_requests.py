@@ -11,6 +11,7 @@ import orjson
 from google.protobuf import json_format
 
 from quire.inference.v1 import chat_pb2, generate_pb2
+from quire_gateway.chat.call import Tool
 from quire_gateway.requests import (
     BeamSearch,
     ChatPrompt,
@@ -77,8 +78,8 @@ def field_names(message: generate_pb2.GenerateRequest) -> dict[str, str]:
 def chat_prompt(chat: chat_pb2.Chat) -> ChatPrompt:
     """Chat in domain words."""
     return ChatPrompt(
-        tuple(_message_of(message) for message in chat.messages),
-        tools=tuple(_plain(tool) for tool in chat.tools),
+        tuple(_message_of(message, index) for index, message in enumerate(chat.messages)),
+        tools=_definitions_of(chat),
         add_generation_prompt=chat.add_generation_prompt if chat.HasField("add_generation_prompt") else None,
         continue_final_message=chat.continue_final_message
         if chat.HasField("continue_final_message")
@@ -87,6 +88,33 @@ def chat_prompt(chat: chat_pb2.Chat) -> ChatPrompt:
         chat_template=chat.chat_template,
         documents=tuple(_json_object(text, "chat.documents_json") for text in chat.documents_json),
     )
+
+
+def tools_of(chat: chat_pb2.Chat) -> tuple[Tool, ...]:
+    """The tools of a chat whose answer may call them."""
+    if chat.tools:
+        raise InvalidRequest(
+            "chat.tools", message="chat.tools is not read by Chat: use chat.tool_definitions"
+        )
+    return tuple(
+        Tool(
+            name=tool.name,
+            description=tool.description,
+            parameters=_json_object(tool.parameters_json, f"chat.tool_definitions[{index}].parameters_json")
+            if tool.parameters_json
+            else {},
+            is_strict=tool.strict,
+        )
+        for index, tool in enumerate(chat.tool_definitions)
+    )
+
+
+def _definitions_of(chat: chat_pb2.Chat) -> tuple[dict[str, Any], ...]:
+    if chat.tools and chat.tool_definitions:
+        raise InvalidRequest("chat.tools", message="chat.tools excludes chat.tool_definitions")
+    if chat.tools:
+        return tuple(_plain(tool) for tool in chat.tools)
+    return tuple(tool.definition() for tool in tools_of(chat))
 
 
 def _json_object(text: str, field: str) -> dict[str, Any]:
@@ -111,15 +139,31 @@ def _prompt_of(message: generate_pb2.GenerateRequest) -> Prompt:
     raise InvalidRequest("input", message="input is missing: set one of text, token_ids and chat")
 
 
-def _message_of(message: chat_pb2.ChatMessage) -> dict[str, Any]:
+def _message_of(message: chat_pb2.ChatMessage, index: int) -> dict[str, Any]:
+    if message.tool_calls and message.calls:
+        field = f"chat.messages[{index}].tool_calls"
+        raise InvalidRequest(field, message=f"{field} excludes calls")
     rendered: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.name:
         rendered["name"] = message.name
     if message.tool_calls:
         rendered["tool_calls"] = [_plain(call) for call in message.tool_calls]
+    if message.calls:
+        rendered["tool_calls"] = [
+            {"id": call.id, "type": "function", "function": _function_of(call)} for call in message.calls
+        ]
     if message.tool_call_id:
         rendered["tool_call_id"] = message.tool_call_id
     return rendered
+
+
+def _function_of(call: chat_pb2.ToolCall) -> dict[str, Any]:
+    """What was called; templates print arguments as an object, and those that broke off as they are."""
+    try:
+        arguments = orjson.loads(call.arguments_json or "{}")
+    except orjson.JSONDecodeError:
+        arguments = call.arguments_json
+    return {"name": call.name, "arguments": arguments}
 
 
 def _plain(struct: Any) -> dict[str, Any]:

@@ -132,10 +132,8 @@ class ChatPlan:
 
     def _messages(self) -> Sequence[Mapping[str, Any]]:
         format_of_calls = self._formats.tools
-        as_objects = format_of_calls is None or not format_of_calls.has_text_arguments
-        messages = [
-            _with_arguments(message) if as_objects else message for message in self._call.prompt.messages
-        ]
+        wants_text = format_of_calls is not None and format_of_calls.has_text_arguments
+        messages = [_with_arguments(message, wants_text) for message in self._call.prompt.messages]
         if self._is_told_plainly and (self._call.offered_tools or self._has_history_of_calls):
             return plain_messages(messages, self._call.offered_tools)
         return messages
@@ -218,18 +216,22 @@ def _marks_of(reasoning: ReasoningFormat) -> ReasoningMarks:
     )
 
 
-def _with_arguments(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The message with its calls' arguments as objects, which templates print; what is no object stays as it was."""
+def _with_arguments(message: Mapping[str, Any], wants_text: bool) -> Mapping[str, Any]:
+    """The message with its calls' arguments as the template prints them: objects, or JSON text."""
     calls = message.get("tool_calls")
     if not calls:
         return message
-    return {**message, "tool_calls": [_with_object(call) for call in calls]}
+    return {**message, "tool_calls": [_rewritten(call, wants_text) for call in calls]}
 
 
-def _with_object(call: Mapping[str, Any]) -> Mapping[str, Any]:
+def _rewritten(call: Mapping[str, Any], wants_text: bool) -> Mapping[str, Any]:
     function = call.get("function")
-    arguments = function.get("arguments") if isinstance(function, Mapping) else None
-    if not isinstance(function, Mapping) or not isinstance(arguments, str):
+    if not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments")
+    if wants_text and isinstance(arguments, Mapping):
+        return {**call, "function": {**function, "arguments": json.dumps(arguments, ensure_ascii=False)}}
+    if wants_text or not isinstance(arguments, str):
         return call
     try:
         value = json.loads(arguments) if arguments.strip() else {}

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from typing import Any, Protocol
+from collections.abc import AsyncIterator, Callable
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar
 
 from quire.inference.v1 import (
+    chat_completion_pb2,
     generate_pb2,
     inference_service_pb2,
     inference_service_pb2_grpc,
@@ -13,11 +15,14 @@ from quire.inference.v1 import (
     tokens_pb2,
 )
 from quire.model.v1 import model_pb2
+from quire_gateway.chat.events import TokensSampled
+from quire_gateway.chat.runner import ChatRunner
 from quire_gateway.generation import Generation, Generator
 from quire_gateway.native_requests import chat_prompt, field_names, generation_request
 from quire_gateway.requests import CallInfo
 from quire_gateway.sequences import SequenceState, TokenLogprob, Update, Vocabulary
 from quire_gateway.servicers.calls import call_info
+from quire_gateway.servicers.chat import answer_chat
 from quire_gateway.wire import FINISH_REASON_CODES
 from quire_servicekit.error_details import status_of
 from quire_servicekit.errors import InternalError, InvalidRequest, QuireError, UnknownModel
@@ -40,27 +45,40 @@ class ModelInfos(Protocol):
 class InferenceServicer(inference_service_pb2_grpc.InferenceServicer):
     """Serves a Generator."""
 
-    def __init__(self, generator: Generator, models: ModelInfos, *, accept_grace_s: float = 0.2) -> None:
+    def __init__(
+        self,
+        generator: Generator,
+        models: ModelInfos,
+        runner: ChatRunner | None = None,
+        *,
+        accept_grace_s: float = 0.2,
+    ) -> None:
         """accept_grace_s: how long `started` waits for the engine to take or refuse the request."""
         self._generator, self._models, self._accept_grace_s = generator, models, accept_grace_s
+        self._runner = runner or ChatRunner(generator)
 
     async def Generate(
         self, request: generate_pb2.GenerateRequest, context: Any
     ) -> AsyncIterator[generate_pb2.GenerateResponse]:
         """See the contract."""
-        call, has_begun = call_info(context), False
-        try:
-            async for response in self._generate(request, call):
-                has_begun = True
-                yield response
-        except Exception as error:
-            if not (has_begun and call.is_transcoded):
-                raise
-            # A REST client cannot see a status any more: it gets the error as an event.
-            if not isinstance(error, QuireError):
-                log.exception("request failed", reason=type(error).__name__)
-                error = InternalError()
-            yield Response(error=status_of(error))
+        call = call_info(context)
+        async for response in _with_error_event(self._generate(request, call), call, _generate_error):
+            yield response
+
+    async def Chat(
+        self, request: chat_completion_pb2.ChatRequest, context: Any
+    ) -> AsyncIterator[chat_completion_pb2.ChatResponse]:
+        """See the contract."""
+        call = call_info(context)
+        responses = answer_chat(
+            self._runner,
+            request,
+            call,
+            accept_grace_s=self._accept_grace_s,
+            write_tokens=self._tokens,
+        )
+        async for response in _with_error_event(responses, call, _chat_error):
+            yield response
 
     async def _generate(
         self, message: generate_pb2.GenerateRequest, call: CallInfo
@@ -153,9 +171,43 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServicer):
             prompt_text=await self._generator.prompt_text(active) if message.return_prompt_text else "",
         )
 
+    def _tokens(self, event: TokensSampled) -> generate_pb2.Delta:
+        update = Update("", event.token_ids, event.logprobs, event.sampled_at_unix_us)
+        return _delta(event.choice_index, update, self._vocabulary())
+
     def _vocabulary(self) -> Vocabulary:
         info = self._generator.tokenizer.info
         return info.vocabulary if info is not None else ()
+
+
+R = TypeVar("R")
+
+
+async def _with_error_event(
+    responses: AsyncIterator[R], call: CallInfo, event_of: Callable[[QuireError], R]
+) -> AsyncIterator[R]:
+    """The responses. A REST client cannot see a status any more after the first: it gets the error as an event."""
+    has_begun = False
+    try:
+        async with aclosing(responses) as messages:  # type: ignore[type-var]
+            async for response in messages:
+                has_begun = True
+                yield response
+    except Exception as error:
+        if not (has_begun and call.is_transcoded):
+            raise
+        if not isinstance(error, QuireError):
+            log.exception("request failed", reason=type(error).__name__)
+            error = InternalError()
+        yield event_of(error)
+
+
+def _generate_error(error: QuireError) -> Response:
+    return Response(error=status_of(error))
+
+
+def _chat_error(error: QuireError) -> chat_completion_pb2.ChatResponse:
+    return chat_completion_pb2.ChatResponse(error=status_of(error))
 
 
 def _delta(index: int, update: Update, vocabulary: Vocabulary) -> generate_pb2.Delta:
