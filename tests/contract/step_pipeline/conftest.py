@@ -17,6 +17,9 @@ from quire_worker.serving import WorkerService
 from quire_worker.simulated.executor import SimulatedExecutor
 from quire_worker.simulated.settings import SimulatedWorkerSettings
 
+# Arguments of `submit` that are sampling parameters.
+SAMPLING = ("num_logprobs", "num_prompt_logprobs", "min_tokens", "seed")
+
 
 class RecordingExecutor(SimulatedExecutor):
     """The simulation, with every plan kept; `hold` keeps results back, as a hung device would."""
@@ -68,7 +71,7 @@ class Gateway:
         return self
 
     async def submit(self, handle, prompt=range(40), max_tokens=8, resumed=None, timeout_ms=0, **fields):
-        sampling = {key: fields.pop(key) for key in ("num_logprobs", "min_tokens", "seed") if key in fields}
+        sampling = {key: fields.pop(key) for key in SAMPLING if key in fields}
         submit = serve_pb2.Submit(handle=handle, request_id=f"r{handle}", prompt_token_ids=prompt, **fields)
         submit.sampling.seed = sampling.pop("seed", handle)
         submit.sampling.max_tokens = max_tokens
