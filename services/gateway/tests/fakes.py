@@ -42,6 +42,8 @@ class FakeTokenizer(tokenizer_service_pb2_grpc.TokenizerServicer):
             vocabulary_pb2.TEXT_SCHEME_BYTES if is_text_bytes else vocabulary_pb2.TEXT_SCHEME_UNSPECIFIED
         )
         self.has_chat_template = True
+        #: Sources that tell how the model writes calls and reasoning; rendering ignores them.
+        self.chat_templates: list[str] = []
         self.num_streams = 0
         self.num_batches = 0
         self.num_described = 0
@@ -95,6 +97,7 @@ class FakeTokenizer(tokenizer_service_pb2_grpc.TokenizerServicer):
             has_chat_template=self.has_chat_template,
             max_text_chars=10_000,
             text_scheme=self.text_scheme,
+            chat_templates=self.chat_templates,
         )
 
     async def DetokenizeStream(
