@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from quire_gateway.models import ServedModel
 from quire_gateway.outlet import Outlet
+from quire_gateway.pooling.params import PoolingParams
 from quire_gateway.sampling import Sampling
 from quire_gateway.sequences import OutputSpec, SequenceState, TokenLogprob, Vocabulary
 from quire_servicekit.errors import QuireError
@@ -35,6 +36,8 @@ class EngineRequest:
     deadline: float | None = None
     skip_special_tokens: bool = True
     detokenize: bool = True
+    #: Set: the answer is a vector, and `sampling` means nothing.
+    pooling: PoolingParams | None = None
 
 
 class ActiveRequest:
@@ -59,6 +62,7 @@ class ActiveRequest:
         "rejected_by",
         "sequences",
         "spec",
+        "vector",
     )
 
     def __init__(
@@ -90,6 +94,8 @@ class ActiveRequest:
             )
             for index in range(spec.n)
         ]
+        #: The answer of a pooled request: float32, little endian; there before its sequence ends.
+        self.vector: bytes | None = None
         self.num_unfinished = spec.n
         self.num_cached_tokens = 0
         self.is_accepted = False

@@ -19,7 +19,7 @@ from quire_gateway.active_request import ActiveRequest, EngineRequest
 from quire_gateway.admission import Admission
 from quire_gateway.beam_search import run_beam_search, validate_beam_search
 from quire_gateway.metrics import GatewayMetrics
-from quire_gateway.models import ServedModel
+from quire_gateway.models import ModelTask, ServedModel
 from quire_gateway.outlet import Outlet
 from quire_gateway.pacing import Pacer
 from quire_gateway.prompts import EncodedPrompt, Tokenizer, encode_bad_words, encode_prompts, fit
@@ -42,8 +42,10 @@ log = get_logger("generation")
 class Engines(Protocol):
     """What generation needs of the scheduler pool."""
 
-    def model(self, name: str) -> ServedModel:
-        """The model of that name; empty: the only one. Raises UnknownModel or Unavailable."""
+    def model(self, name: str, task: ModelTask | None = ModelTask.GENERATE) -> ServedModel:
+        """The model of that name, which can do `task` (None: whatever it can); empty: the only one that can.
+
+        Raises UnknownModel, Unavailable, or InvalidRequest for a model that can't."""
 
     def models(self) -> list[ServedModel]:
         """The served models by name."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 
 from quire.admin.v1.admin_service_pb2_grpc import add_AdminServicer_to_server
 from quire.inference.v1.inference_service_pb2_grpc import add_InferenceServicer_to_server
@@ -15,15 +17,18 @@ from quire_gateway.detokenizer import RemoteDetokenizer
 from quire_gateway.detokenizing import Detokenizer, joins_bytes
 from quire_gateway.generation import Generator
 from quire_gateway.metrics import GatewayMetrics
-from quire_gateway.models import ServedModel
+from quire_gateway.models import ModelTask, ServedModel
 from quire_gateway.openai.endpoints import OpenAIEndpoints
+from quire_gateway.openai.pooling_endpoints import PoolingEndpoints
 from quire_gateway.pacing import Pacer
+from quire_gateway.pooling.runner import PoolingRunner
 from quire_gateway.readiness import Readiness
 from quire_gateway.scheduler_connection import SchedulerConnection
 from quire_gateway.scheduler_pool import SchedulerPool
-from quire_gateway.servicers import admin, anthropic, inference, openai
+from quire_gateway.servicers import admin, anthropic, inference, openai, pooling
 from quire_gateway.settings import GatewaySettings
 from quire_gateway.tokenizer_client import TokenizerClient, TokenizerInfo
+from quire_gateway.vocabularies import SHARED, Vocabularies, parse_engine_tokenizers
 from quire_servicekit.channel import connect
 from quire_servicekit.metrics import Metrics
 from quire_servicekit.server import ServiceServer, add
@@ -53,14 +58,14 @@ class Gateway:
             address: connect(
                 address, max_message_bytes=settings.max_message_bytes, otlp_endpoint=settings.otlp_endpoint
             )
-            for address in dict.fromkeys((*settings.tokenizers, *settings.schedulers))
+            for address in dict.fromkeys(
+                (*settings.tokenizers, *settings.schedulers, *_own_tokenizers(settings))
+            )
         }
-        self.tokenizer = TokenizerClient(
-            [(address, self._channels[address]) for address in settings.tokenizers],
-            wait_timeout_s=settings.resume_timeout_s,
-            call_timeout_s=settings.tokenize_timeout_s,
-            on_change=self._on_change,
+        self.vocabularies = Vocabularies(
+            settings.tokenizers, settings.schedulers, settings.engine_tokenizers, self._tokenizer_client
         )
+        self.tokenizer = self.vocabularies.shared
         self._is_chosen = False
         self.pool = SchedulerPool(
             RemoteDetokenizer(self.tokenizer, resume_timeout_s=settings.resume_timeout_s),
@@ -74,8 +79,11 @@ class Gateway:
             self.tokenizer, self.pool, self.admission, pacer, self.metrics, settings.rules()
         )
         self.chat_runner = ChatRunner(self.generator, settings.formats())
+        self.pooling_runner = PoolingRunner(
+            self.vocabularies.client_of, self.pool, self.admission, pacer, self.metrics
+        )
         self.readiness = Readiness(
-            lambda: self.pool.is_ready and self.tokenizer.is_ready,
+            self._has_dependencies,
             lambda: self.admission.is_draining,
             self._publish,
             unready_after_s=settings.unready_after_s,
@@ -93,9 +101,12 @@ class Gateway:
         self.metrics.connected_schedulers.set_function(lambda: float(self.pool.is_ready))
         await self.server.start()
         self.readiness.start()
-        self.tokenizer.start()
+        self.vocabularies.start()
         for address in self.settings.schedulers:
-            self.pool.add(SchedulerConnection(address, self._channels[address], self._hello, self.pool))
+            name = self.vocabularies.name_of(address)
+            hello = partial(self._hello, name)
+            channel = self._channels[address]
+            self.pool.add(SchedulerConnection(address, channel, hello, self.pool, vocabulary=name))
 
     async def close(self) -> None:
         """End everything that `start` began."""
@@ -103,7 +114,7 @@ class Gateway:
         await self.server.grpc.stop(0)
         await self.pool.close()
         await self.detokenizer.close()
-        await self.tokenizer.close()
+        await self.vocabularies.close()
         for channel in self._channels.values():
             await channel.close()
 
@@ -113,12 +124,18 @@ class Gateway:
             OpenAIEndpoints(self.generator, self.chat_runner, accept_grace_s=self.settings.accept_grace_s),
         )
         openai.OpenAIServicer(endpoints).add_to(self.server.grpc)
+        pooling.add_pooling(self.server.grpc, PoolingEndpoints(self.pooling_runner))
         anthropic.add_anthropic(
             self.server.grpc,
             AnthropicEndpoints(self.chat_runner, accept_grace_s=settings.accept_grace_s),
         )
         typed = inference.InferenceServicer(
-            self.generator, self.pool, self.chat_runner, accept_grace_s=settings.accept_grace_s
+            self.generator,
+            self.pool,
+            self.chat_runner,
+            pooling.PoolingServicer(self.pooling_runner),
+            tokenizer_of=self.vocabularies.client_of,
+            accept_grace_s=settings.accept_grace_s,
         )
         add(self.server, add_InferenceServicer_to_server, typed)
         operations = admin.AdminServicer(
@@ -126,10 +143,24 @@ class Gateway:
         )
         add(self.server, add_AdminServicer_to_server, operations)
 
-    async def _hello(self) -> serve_pb2.Hello:
+    def _tokenizer_client(self, addresses: Sequence[str]) -> TokenizerClient:
+        return TokenizerClient(
+            [(address, self._channels[address]) for address in addresses],
+            wait_timeout_s=self.settings.resume_timeout_s,
+            call_timeout_s=self.settings.tokenize_timeout_s,
+            on_change=self._on_change,
+        )
+
+    def _has_dependencies(self) -> bool:
+        """At first every model's engine and tokenizer must be there; later one of them is enough to serve something."""
+        usable = self.vocabularies.usable(self.pool.ready_addresses)
+        return any(usable) if self._has_served else all(usable)
+
+    async def _hello(self, vocabulary: str) -> serve_pb2.Hello:
         # Only with a tokenizer can an engine be checked against it, and tokens be text.
-        info = await self.tokenizer.wait_known()
-        self._choose_detokenizer(info)
+        info = await self.vocabularies.client(vocabulary).wait_known()
+        if vocabulary == SHARED:
+            self._choose_detokenizer(info)
         return serve_pb2.Hello(gateway_id=self.settings.gateway_id, tokenizer_fingerprint=info.fingerprint)
 
     def _choose_detokenizer(self, info: TokenizerInfo) -> None:
@@ -146,7 +177,9 @@ class Gateway:
 
     def _refusal_of(self, model: ServedModel) -> str | None:
         """An engine whose model has fewer token ids than the tokenizer would be asked for rows it does not have."""
-        info = self.tokenizer.info
+        if model.vocabulary != SHARED and ModelTask.GENERATE in model.tasks:
+            return f"model {model.id} generates text; an engine with a tokenizer of its own may only make vectors"
+        info = self.vocabularies.client_of(model).info
         if info is None or info.vocab_size <= model.vocab_size:
             return None
         return f"model {model.id} has {model.vocab_size} token ids, the tokenizer {info.vocab_size}"
@@ -160,6 +193,12 @@ class Gateway:
             await self.server.ready()
         else:
             await self.server.health.set_ready(is_ready)
+
+
+def _own_tokenizers(settings: GatewaySettings) -> list[str]:
+    """Addresses of the tokenizers that are one engine's own."""
+    by_scheduler = parse_engine_tokenizers(settings.engine_tokenizers)
+    return [address for addresses in by_scheduler.values() for address in addresses]
 
 
 async def serve(settings: GatewaySettings) -> None:

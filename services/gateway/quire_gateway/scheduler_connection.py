@@ -53,8 +53,12 @@ class SchedulerConnection:
         channel: grpc.aio.Channel,
         hello: Callable[[], Awaitable[serve_pb2.Hello]],
         listener: Listener,
+        *,
+        vocabulary: str = "",
     ) -> None:
+        """vocabulary: name of the engine's tokenizer, see ServedModel."""
         self.address, self._channel, self._hello, self._listener = address, channel, hello, listener
+        self._vocabulary = vocabulary
         #: Requests under way on this stream, by handle.
         self.requests: dict[int, ActiveRequest] = {}
         #: What it serves, while it is connected.
@@ -176,7 +180,7 @@ class SchedulerConnection:
                 await call.write(message)
 
     def _become_ready(self, ready: serve_pb2.Ready) -> None:
-        model = served_model(ready.model, ready.max_model_len)
+        model = served_model(ready.model, ready.max_model_len, self._vocabulary)
         refusal = self._listener.refusal_of(model)
         if refusal is not None:
             raise FailedPrecondition(refusal)

@@ -14,7 +14,7 @@ from quire.model.v1 import model_pb2
 from quire.scheduler.v1 import serve_pb2
 from quire_gateway.active_request import ActiveRequest
 from quire_gateway.detokenizing import Detokenizer
-from quire_gateway.models import ServedModel
+from quire_gateway.models import ModelTask, ServedModel
 from quire_gateway.routing import Replica, RoutingPolicy, affinity_key, choose, session_key
 from quire_gateway.scheduler_connection import SchedulerConnection
 from quire_gateway.sequences import SequenceState
@@ -25,6 +25,7 @@ from quire_gateway.wire import (
     error_of_rejection,
     prompt_scores_of,
     rows_of,
+    vectors_of,
 )
 from quire_servicekit.errors import (
     InternalError,
@@ -88,6 +89,11 @@ class SchedulerPool:
         return any(connection.is_ready for connection in self._connections.values())
 
     @property
+    def ready_addresses(self) -> set[str]:
+        """Engines that take requests."""
+        return {address for address, connection in self._connections.items() if connection.is_ready}
+
+    @property
     def num_requests(self) -> int:
         """Requests on any engine or waiting for one."""
         return len(self._parked) + sum(len(c.requests) for c in self._connections.values())
@@ -112,22 +118,28 @@ class SchedulerPool:
         by_name = {model.id: info for model, info in self._served.values()}
         return [by_name[name] for name in sorted(by_name)]
 
-    def model(self, name: str) -> ServedModel:
-        """The model of that name; empty: the only one.
+    def model(self, name: str, task: ModelTask | None = ModelTask.GENERATE) -> ServedModel:
+        """The model of that name, which can do `task` (None: whatever it can); empty: the only one that can.
 
-        Raises UnknownModel, InvalidRequest for no name among several, or Unavailable if none was ever seen.
+        Raises UnknownModel, InvalidRequest for no name among several or for a model that can't, or Unavailable if none
+        was ever seen.
         """
         models = self.models()
         if not models:
             raise Unavailable("scheduler", message="no engine is connected yet")
-        if not name:
-            if len(models) > 1:
+        if name:
+            model = next((model for model in models if model.id == name), None)
+            if model is None:
+                raise UnknownModel(name)
+        else:
+            # A model that can't is only chosen where there is nothing to choose: then the error says what it can.
+            able = models if task is None else [m for m in models if task in m.tasks] or models
+            if len(able) > 1:
                 raise InvalidRequest("model", message="model is missing: several are served")
-            return models[0]
-        for model in models:
-            if model.id == name:
-                return model
-        raise UnknownModel(name)
+            model = able[0]
+        if task is not None and (reason := model.inability(task)):
+            raise InvalidRequest("model", message=reason, code="unsupported_task")
+        return model
 
     def submit(self, request: ActiveRequest) -> None:
         """Place a request. Its outcome, errors included, comes through its outlet."""
@@ -180,6 +192,11 @@ class SchedulerPool:
         if not replicas:
             return None
         spec = request.spec
+        if spec.pooling is not None:
+            # It reads no cached prefix: the least loaded engine is as good as any.
+            return choose(
+                replicas, None, {*request.rejected_by, request.avoided or ""}, self._routing
+            ) or choose(replicas, None, set(request.rejected_by), self._routing)
         block_size = next(iter(ready.values())).block_size
         key = session_key(spec.session_id) or affinity_key(
             spec.prompt_token_ids, block_size, spec.cache_salt, self._routing.num_affinity_blocks
@@ -274,6 +291,10 @@ class SchedulerPool:
                 request = requests.get(score.handle)
                 if request is not None:
                     request.add_prompt_logprob(score.position, score.logprob, score.rank, score.top)
+        if frame.pooled_handles:
+            for handle, vector in vectors_of(frame):
+                if (pooled := requests.get(handle)) is not None:
+                    pooled.vector = vector
         if frame.handles:
             for row in rows_of(frame):
                 request = requests.get(row.handle)

@@ -11,6 +11,7 @@ from quire_gateway.detokenizing import DetokenizeMode
 from quire_gateway.parsing.registry import AUTO, FormatSettings
 from quire_gateway.rules import RequestRules
 from quire_gateway.sampling import MAX_LOGPROBS, sampling_defaults
+from quire_gateway.vocabularies import parse_engine_tokenizers
 from quire_servicekit.errors import InvalidRequest
 from quire_servicekit.settings import CommaList, ServiceSettings
 
@@ -26,6 +27,11 @@ class GatewaySettings(ServiceSettings):
     )
     schedulers: CommaList = Field(
         ("127.0.0.1:8083",), min_length=1, description="Addresses of the schedulers, with commas."
+    )
+    engine_tokenizers: CommaList = Field(
+        (),
+        description="Tokenizers of engines with a vocabulary of their own, as scheduler=tokenizer, with commas; the "
+        "others share `tokenizers`.",
     )
     gateway_id: str = Field(
         default_factory=socket.gethostname,
@@ -108,6 +114,13 @@ class GatewaySettings(ServiceSettings):
     def formats(self) -> FormatSettings:
         """What they say about the model's formats."""
         return FormatSettings(self.tool_parser, self.reasoning_parser)
+
+    @model_validator(mode="after")
+    def _check_engine_tokenizers(self) -> GatewaySettings:
+        for scheduler in parse_engine_tokenizers(self.engine_tokenizers):
+            if scheduler not in self.schedulers:
+                raise ValueError(f"engine_tokenizers names {scheduler}, which is none of the schedulers")
+        return self
 
     def rules(self) -> RequestRules:
         """What they say about requests."""

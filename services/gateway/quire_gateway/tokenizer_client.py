@@ -112,6 +112,29 @@ class TokenizerClient:
             start += count
         return encoded
 
+    async def encode_pairs(
+        self,
+        texts: Sequence[str],
+        seconds: Sequence[str],
+        *,
+        add_special_tokens: bool = True,
+        max_tokens: int | None = None,
+    ) -> list[tuple[list[int], int]]:
+        """The token ids of each pair of texts as one sequence, and where its second text begins.
+
+        seconds: empty for texts alone (then that is 0). max_tokens: longer encodings are cut to it.
+        """
+        request = encode_pb2.EncodeRequest(
+            texts=texts, second_texts=seconds, add_special_tokens=add_special_tokens, max_tokens=max_tokens
+        )
+        response = await self._call(lambda stub, timeout: stub.Encode(request, timeout=timeout))
+        token_ids, encoded, start = list(response.token_ids), [], 0
+        starts = list(response.second_text_starts) or [0] * len(response.num_tokens)
+        for count, second_start in zip(response.num_tokens, starts, strict=True):
+            encoded.append((token_ids[start : start + count], second_start))
+            start += count
+        return encoded
+
     async def render_chat(self, prompt: ChatPrompt) -> tuple[str, list[int]]:
         """The conversation by the model's chat template, and its token ids."""
         variables = dict(prompt.template_kwargs)

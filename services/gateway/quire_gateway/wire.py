@@ -12,10 +12,12 @@ import grpc
 from google.rpc import code_pb2, status_pb2
 
 from quire.model.v1 import model_pb2
+from quire.pooling.v1 import pooling_pb2
 from quire.sampling.v1 import sampling_pb2
 from quire.scheduler.v1 import serve_pb2
 from quire_gateway.active_request import ActiveRequest
-from quire_gateway.models import ServedModel
+from quire_gateway.models import ModelTask, ServedModel
+from quire_gateway.pooling.params import PoolingParams, PoolingTask
 from quire_gateway.sampling import Sampling
 from quire_gateway.sequences import FinishReason, TokenLogprob
 from quire_gateway.structured_wire import constraint_message, constraint_of, reasoning_message, reasoning_of
@@ -71,8 +73,22 @@ def sampling_message(sampling: Sampling) -> sampling_pb2.SamplingParams:
     )
 
 
-def served_model(info: model_pb2.ModelInfo, max_model_len: int) -> ServedModel:
-    """ModelInfo as domain data. max_model_len: the engine's limit, which may be below the model's."""
+_TASKS = {
+    model_pb2.MODEL_TASK_GENERATE: ModelTask.GENERATE,
+    model_pb2.MODEL_TASK_EMBED: ModelTask.EMBED,
+    model_pb2.MODEL_TASK_CLASSIFY: ModelTask.CLASSIFY,
+    model_pb2.MODEL_TASK_SCORE: ModelTask.SCORE,
+}
+_POOLING_TASKS = {
+    PoolingTask.EMBED: pooling_pb2.POOLING_TASK_EMBED,
+    PoolingTask.CLASSIFY: pooling_pb2.POOLING_TASK_CLASSIFY,
+    PoolingTask.TOKEN_EMBED: pooling_pb2.POOLING_TASK_TOKEN_EMBED,
+}
+
+
+def served_model(info: model_pb2.ModelInfo, max_model_len: int, vocabulary: str = "") -> ServedModel:
+    """ModelInfo as domain data. max_model_len: the engine's limit, which may be below the model's. vocabulary: the
+    engine's tokenizer, see ServedModel."""
     return ServedModel(
         id=info.id,
         max_model_len=max_model_len or info.max_model_len,
@@ -81,12 +97,19 @@ def served_model(info: model_pb2.ModelInfo, max_model_len: int) -> ServedModel:
         default_sampling=sampling_of(info.default_sampling),
         created_unix_s=info.created_unix_s,
         fingerprint=info.fingerprint,
+        tasks=frozenset(_TASKS[task] for task in info.tasks if task in _TASKS)
+        or frozenset({ModelTask.GENERATE}),
+        embedding_size=info.embedding_size,
+        labels=tuple(info.labels),
+        vocabulary=vocabulary,
     )
 
 
 def submit_message(request: ActiveRequest, handle: int, now: float) -> serve_pb2.ServeRequest:
     """The Submit of a request, with the tokens its sequences have already. now: event loop time."""
     spec = request.spec
+    if spec.pooling is not None:
+        return _pooled_submit_message(request, spec.pooling, handle, now)
     submit = serve_pb2.Submit(
         handle=handle,
         request_id=spec.id,
@@ -111,6 +134,39 @@ def submit_message(request: ActiveRequest, handle: int, now: float) -> serve_pb2
     if spec.deadline is not None:
         submit.timeout.FromMilliseconds(max(1, round((spec.deadline - now) * 1000)))
     return serve_pb2.ServeRequest(submit=submit)
+
+
+def _pooled_submit_message(
+    request: ActiveRequest, pooling: PoolingParams, handle: int, now: float
+) -> serve_pb2.ServeRequest:
+    spec = request.spec
+    submit = serve_pb2.Submit(
+        handle=handle,
+        request_id=spec.id,
+        prompt_token_ids=spec.prompt_token_ids,
+        n=1,
+        priority=spec.priority,
+        tenant=spec.tenant,
+        cache_salt=spec.cache_salt,
+        traceparent=spec.traceparent,
+        pooling=pooling_pb2.PoolingParams(
+            task=_POOLING_TASKS[pooling.task],
+            num_dimensions=pooling.num_dimensions,
+            normalize=pooling.normalize,
+            second_text_start=pooling.second_text_start,
+        ),
+    )
+    if spec.deadline is not None:
+        submit.timeout.FromMilliseconds(max(1, round((spec.deadline - now) * 1000)))
+    return serve_pb2.ServeRequest(submit=submit)
+
+
+def vectors_of(frame: serve_pb2.StepFrame) -> Iterator[tuple[int, bytes]]:
+    """The vectors of a frame: handle, and values as float32, little endian."""
+    values, start = frame.pooled.values, 0
+    for handle, count in zip(frame.pooled_handles, frame.pooled.num_values, strict=True):
+        yield handle, values[start : start + 4 * count]
+        start += 4 * count
 
 
 class Row(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from quire.inference.v1 import (
     chat_completion_pb2,
+    embed_pb2,
     generate_pb2,
     inference_service_pb2,
     inference_service_pb2_grpc,
@@ -18,14 +19,17 @@ from quire.model.v1 import model_pb2
 from quire_gateway.chat.events import TokensSampled
 from quire_gateway.chat.runner import ChatRunner
 from quire_gateway.generation import Generation, Generator
+from quire_gateway.models import ServedModel
 from quire_gateway.native_requests import chat_prompt, field_names, generation_request
+from quire_gateway.prompts import Tokenizer
 from quire_gateway.requests import CallInfo
 from quire_gateway.sequences import SequenceState, TokenLogprob, Update, Vocabulary
 from quire_gateway.servicers.calls import call_info
 from quire_gateway.servicers.chat import answer_chat
+from quire_gateway.servicers.pooling import PoolingServicer
 from quire_gateway.wire import FINISH_REASON_CODES
 from quire_servicekit.error_details import status_of
-from quire_servicekit.errors import InternalError, InvalidRequest, QuireError, UnknownModel
+from quire_servicekit.errors import InternalError, InvalidRequest, QuireError, Unavailable, UnknownModel
 from quire_servicekit.logging import get_logger
 
 SERVICE_NAME: str = inference_service_pb2.DESCRIPTOR.services_by_name["Inference"].full_name
@@ -50,12 +54,17 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServicer):
         generator: Generator,
         models: ModelInfos,
         runner: ChatRunner | None = None,
+        vectors: PoolingServicer | None = None,
         *,
+        tokenizer_of: Callable[[ServedModel], Tokenizer] | None = None,
         accept_grace_s: float = 0.2,
     ) -> None:
-        """accept_grace_s: how long `started` waits for the engine to take or refuse the request."""
+        """accept_grace_s: how long `started` waits for the engine to take or refuse the request. vectors: None where
+        none are served. tokenizer_of: the tokenizer of a model; None: all have the generator's."""
         self._generator, self._models, self._accept_grace_s = generator, models, accept_grace_s
         self._runner = runner or ChatRunner(generator)
+        self._vectors = vectors
+        self._tokenizer_of = tokenizer_of or (lambda model: generator.tokenizer)
 
     async def Generate(
         self, request: generate_pb2.GenerateRequest, context: Any
@@ -117,18 +126,17 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServicer):
         self, request: tokens_pb2.TokenizeRequest, context: Any
     ) -> tokens_pb2.TokenizeResponse:
         """See the contract."""
-        model = self._generator.engines.model(request.model)
+        model = self._generator.engines.model(request.model, None)
+        tokenizer = self._tokenizer_of(model)
         kind = request.WhichOneof("input")
         if kind is None:
             raise InvalidRequest("input", message="input is missing: set one of text and chat")
         text = ""
         if kind == "chat":
-            text, token_ids = await self._generator.tokenizer.render_chat(chat_prompt(request.chat))
+            text, token_ids = await tokenizer.render_chat(chat_prompt(request.chat))
         else:
             special = request.add_special_tokens if request.HasField("add_special_tokens") else True
-            token_ids = (await self._generator.tokenizer.encode([request.text], add_special_tokens=special))[
-                0
-            ]
+            token_ids = (await tokenizer.encode([request.text], add_special_tokens=special))[0]
         return tokens_pb2.TokenizeResponse(
             token_ids=token_ids, rendered_text=text, max_model_len=model.max_model_len
         )
@@ -137,10 +145,26 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServicer):
         self, request: tokens_pb2.DetokenizeRequest, context: Any
     ) -> tokens_pb2.DetokenizeResponse:
         """See the contract."""
-        self._generator.engines.model(request.model)
+        tokenizer = self._tokenizer_of(self._generator.engines.model(request.model, None))
         skip = request.skip_special_tokens if request.HasField("skip_special_tokens") else True
-        text = await self._generator.tokenizer.decode(list(request.token_ids), skip_special_tokens=skip)
+        text = await tokenizer.decode(list(request.token_ids), skip_special_tokens=skip)
         return tokens_pb2.DetokenizeResponse(text=text)
+
+    async def Embed(self, request: embed_pb2.EmbedRequest, context: Any) -> embed_pb2.EmbedResponse:
+        """See the contract."""
+        return await self._pooling.embed(request, context)
+
+    async def Score(self, request: embed_pb2.ScoreRequest, context: Any) -> embed_pb2.ScoreResponse:
+        """See the contract."""
+        return await self._pooling.score(request, context)
+
+    async def Rerank(self, request: embed_pb2.RerankRequest, context: Any) -> embed_pb2.RerankResponse:
+        """See the contract."""
+        return await self._pooling.rerank(request, context)
+
+    async def Classify(self, request: embed_pb2.ClassifyRequest, context: Any) -> embed_pb2.ClassifyResponse:
+        """See the contract."""
+        return await self._pooling.classify(request, context)
 
     async def ListModels(
         self, request: models_pb2.ListModelsRequest, context: Any
@@ -156,6 +180,12 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServicer):
             if info.id == request.model:
                 return models_pb2.GetModelResponse(model=info)
         raise UnknownModel(request.model)
+
+    @property
+    def _pooling(self) -> PoolingServicer:
+        if self._vectors is None:
+            raise Unavailable("engine", message="no model that makes vectors is served here")
+        return self._vectors
 
     async def _started(
         self, message: generate_pb2.GenerateRequest, generation: Generation
