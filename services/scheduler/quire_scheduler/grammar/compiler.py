@@ -128,4 +128,6 @@ class GrammarCompiler:
 def _first_lines(error: str) -> str:
     """The reason without the compiler's state, listing and place: the lines are not those of the client's text."""
     reason = re.split(r"<non-verbose/>|\n *\d+ \| ", error, maxsplit=1)[0]
-    return " ".join(re.sub(r"^at \d+\(\d+\): ", "", reason).split())[:400]
+    words = " ".join(re.sub(r"^at \d+\(\d+\): ", "", reason).split())
+    # What is wrong stands at the end, behind the client's own text.
+    return words if len(words) <= 400 else f"{words[:150]} ... {words[-230:]}"
