@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 from triton import knobs
 from triton.runtime import JITFunction
+from triton.tools.tensor_descriptor import TensorDescriptor
 
 F = TypeVar("F")
 
@@ -51,6 +52,9 @@ class FastKernel:
             elif of is int:
                 raw.append(argument)
                 kind.append(_kind_of_number(argument))
+            elif of is TensorDescriptor:
+                raw.append(argument)
+                kind.append((argument.base.dtype, *argument.block_shape))
             else:
                 # Floats and whatever else is one kind each; a kind that is none of these never matches another.
                 raw.append(argument)

@@ -26,7 +26,29 @@ from quire_kernels.gpu.kernel import block_ids, wait_for_inputs
 
 
 @triton.jit
-def _attend_range(acc, peak, total, q, pool, table, group, start, end, positions, length, window, qk_scale,
+def add_scores(acc, peak, total, scores, values, visible, qk_scale, soft_cap, MASKED: tl.constexpr,
+               SOFT_CAP: tl.constexpr):  # fmt: skip
+    """Add a tile's raw scores [rows, keys] and values [keys, D] to the running softmax. MASKED: visible counts."""
+    if SOFT_CAP:
+        scores = soft_cap * (2.0 * tl.sigmoid(2.0 * scores * qk_scale / soft_cap) - 1.0)
+    if MASKED:
+        scores = tl.where(visible, scores, float("-inf"))
+    # A finite floor: a row may see no key of a tile.
+    if SOFT_CAP:
+        higher = tl.maximum(tl.maximum(peak, tl.max(scores, axis=1)), -1.0e30)
+        weights = tl.exp2(scores - higher[:, None])
+    else:
+        higher = tl.maximum(tl.maximum(peak, tl.max(scores, axis=1) * qk_scale), -1.0e30)
+        weights = tl.exp2(scores * qk_scale - higher[:, None])
+    shrink = tl.exp2(peak - higher)
+    total = total * shrink + tl.sum(weights, axis=1)
+    acc = acc * shrink[:, None]
+    acc = tl.dot(weights.to(values.dtype), values, acc, input_precision="ieee")
+    return acc, higher, total
+
+
+@triton.jit
+def attend_range(acc, peak, total, q, pool, table, group, start, end, positions, length, window, qk_scale,
                   soft_cap, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, B: tl.constexpr, TILE: tl.constexpr,
                   MASKED: tl.constexpr, SOFT_CAP: tl.constexpr, STAGES: tl.constexpr):  # fmt: skip
     """Add keys start .. end, in tiles, to the running softmax. MASKED: some rows do not see all of them."""
@@ -47,25 +69,12 @@ def _attend_range(acc, peak, total, q, pool, table, group, start, end, positions
         keys = keys.to(q.dtype)
         values = values.to(q.dtype)
         scores = tl.dot(q, tl.trans(keys), input_precision="ieee")
-        if SOFT_CAP:
-            scores = soft_cap * (2.0 * tl.sigmoid(2.0 * scores * qk_scale / soft_cap) - 1.0)
+        visible = True
         if MASKED:
             visible = keys_at[None, :] <= positions[:, None]
             if window > 0:
                 visible &= keys_at[None, :] > positions[:, None] - window
-            scores = tl.where(visible, scores, float("-inf"))
-        # A finite floor: a row may see no key of a tile.
-        if SOFT_CAP:
-            higher = tl.maximum(tl.maximum(peak, tl.max(scores, axis=1)), -1.0e30)
-            weights = tl.exp2(scores - higher[:, None])
-        else:
-            higher = tl.maximum(tl.maximum(peak, tl.max(scores, axis=1) * qk_scale), -1.0e30)
-            weights = tl.exp2(scores * qk_scale - higher[:, None])
-        shrink = tl.exp2(peak - higher)
-        total = total * shrink + tl.sum(weights, axis=1)
-        acc = acc * shrink[:, None]
-        acc = tl.dot(weights.to(values.dtype), values, acc, input_precision="ieee")
-        peak = higher
+        acc, peak, total = add_scores(acc, peak, total, scores, values, visible, qk_scale, soft_cap, MASKED, SOFT_CAP)
     return acc, peak, total
 
 
@@ -111,16 +120,16 @@ def _prefill_kernel(
     end = tl.minimum(length, cached + (tile + 1) * TOKENS)
     if WINDOWED:
         start = tl.maximum(0, cached + tile * TOKENS - window + 1) // TILE * TILE
-        acc, peak, total = _attend_range(
+        acc, peak, total = attend_range(
             acc, peak, total, q, pool, table, group, start, end, positions, length, window, qk_scale, soft_cap,
             G, D, DP, B, TILE, True, SOFT_CAP, STAGES)  # fmt: skip
     else:
         # Keys below `whole` are seen by every row with a token.
         whole = (cached + tile * TOKENS + 1) // TILE * TILE
-        acc, peak, total = _attend_range(
+        acc, peak, total = attend_range(
             acc, peak, total, q, pool, table, group, 0, whole, positions, length, 0, qk_scale, soft_cap,
             G, D, DP, B, TILE, False, SOFT_CAP, STAGES)  # fmt: skip
-        acc, peak, total = _attend_range(
+        acc, peak, total = attend_range(
             acc, peak, total, q, pool, table, group, whole, end, positions, length, 0, qk_scale, soft_cap,
             G, D, DP, B, TILE, True, SOFT_CAP, STAGES)  # fmt: skip
     if SINKS:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from quire_kernels.gpu.launch import check_device, pdl_options
-from quire_kernels.prefill_attention import kernel
+from quire_kernels.prefill_attention import kernel, kernel_own_keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,13 @@ def default_plan(head_dim: int, element_bytes: int) -> Plan:
     return Plan(64, 64, 4, 3) if head_dim <= 128 else Plan(128, 64, 8, 2)
 
 
+def own_keys_plan(head_dim: int, element_bytes: int) -> Plan:
+    """As default_plan, where new keys come from qkv."""
+    if head_dim * element_bytes > 256:
+        return Plan(64, 32, 4, 2)
+    return Plan(128, 64, 8, 3)
+
+
 def prefill_attention(
     qkv: torch.Tensor,
     pool: torch.Tensor,
@@ -43,6 +50,7 @@ def prefill_attention(
     soft_cap: float = 0.0,
     sinks: torch.Tensor | None = None,
     kv_scale: tuple[float, float] = (1.0, 1.0),
+    has_own_keys: bool = False,
     plan: Plan | None = None,
     pdl: bool = False,
 ) -> None:
@@ -51,7 +59,8 @@ def prefill_attention(
     qkv: [T, (H + 2 G) * D] with rotated queries; pool: [num_blocks, 2, G, B, D], keys and values both [B, D] per block
     and head, the new tokens' own among them; query_start_loc int32 [S + 1]; seq_lens int32 [S], the new tokens
     included; table_rows int32 [S]: rows of block_tables int32 [rows, blocks]; out: [T, H * D]; max_query_len: no run is
-    longer. window, soft_cap, sinks, kv_scale: as in decode_attention. Rows of no sequence are not written.
+    longer. window, soft_cap, sinks, kv_scale: as in decode_attention. has_own_keys: qkv has the new tokens'
+    keys rotated, too, as rope_kv_write_gpu leaves them, and they may be read there. Rows of no sequence are not written.
     """
     if pool.dim() != 5 or pool.shape[1] != 2 or not pool.is_contiguous():
         raise ValueError(f"pool must be contiguous [num_blocks, 2, G, B, D], got {list(pool.shape)}")
@@ -72,6 +81,14 @@ def prefill_attention(
         "prefill_attention", qkv, pool, query_start_loc, seq_lens, table_rows, block_tables, out, sinks
     )
     if len(seq_lens) == 0 or max_query_len == 0:
+        return
+    if has_own_keys and kernel_own_keys.can_run(qkv, pool, window):
+        chosen = plan or own_keys_plan(head_dim, qkv.element_size())
+        kernel_own_keys.launch(
+            qkv, pool, query_start_loc, seq_lens, table_rows, block_tables, out, sinks, num_heads=num_heads,
+            max_query_len=max_query_len, scale=scale, soft_cap=soft_cap,
+            plan=(chosen.rows, chosen.tile, chosen.warps, chosen.stages), options=pdl_options(pdl),
+        )  # fmt: skip
         return
     chosen = plan or default_plan(head_dim, qkv.element_size())
     kernel.launch(

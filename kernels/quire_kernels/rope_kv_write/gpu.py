@@ -21,7 +21,7 @@ def rope_kv_write_gpu(
     kv_scale: tuple[float, float] = (1.0, 1.0),
     pdl: bool = False,
 ) -> None:
-    """Norm (where rope has weights) and rotate queries in place; norm, rotate and store keys; store values.
+    """Norm (where rope has weights) and rotate queries and keys in place; store keys and values.
 
     qkv: [T, (num_heads + 2 G) * D]; positions: int32 [T]; slot_mapping: int64 [T], block_id * B + offset, negative for
     tokens that are not stored; pool: [num_blocks, 2, G, B, D]. kv_scale: an fp8 pool holds keys and values divided by
@@ -58,8 +58,9 @@ def rope_kv_write_gpu_reference(
         queries, keys, values = qkv[row].view(-1, head_dim).split([num_heads, kv_heads, kv_heads])
         position, slot = int(positions[row]), int(slot_mapping[row])
         queries[:] = rotate_reference(queries, rope, position, rope.q_norm).to(qkv.dtype)
+        rotated = rotate_reference(keys, rope, position, rope.k_norm)
+        keys[:] = rotated.to(qkv.dtype)
         if slot >= 0:
             block, offset = divmod(slot, block_size)
-            rotated = rotate_reference(keys, rope, position, rope.k_norm)
             pool[block, 0, :, offset] = held(rotated, kv_scale[0], pool.dtype)
             pool[block, 1, :, offset] = held(values.double(), kv_scale[1], pool.dtype)

@@ -2,7 +2,7 @@
 
 Legend: T tokens, H query heads, G key/value heads, D head dimension (DP padded), B tokens of a block.
 
-qkv           [T, (H + 2 G) * D]  row stride qkv_stride; queries change in place
+qkv           [T, (H + 2 G) * D]  row stride qkv_stride; queries and keys change in place
 positions     [T] int32           rows of cos and sin [positions, D / 2]
 slot_mapping  [T] int64           block_id * B + offset; negative: a token that is not stored
 pool          [num_blocks, 2, G, B, D]; in fp8 it holds keys * inverse_k and values * inverse_v
@@ -35,15 +35,16 @@ def _rope_kv_write_kernel(
     slot = tl.load(slot_mapping + row)
     d = tl.arange(0, DP)
     heads = tl.arange(0, HEADS)
+    groups = tl.arange(0, KV)
     queries = rotated(token, q_norm, heads, heads < H, cos, sin, position, eps, D, DP, HEAD_NORM)
+    keys = rotated(token + H * D, k_norm, groups, groups < G, cos, sin, position, eps, D, DP, HEAD_NORM)
     # Partners were read by other threads: all reads come before the first write.
     tl.debug_barrier()
     mask = (heads < H)[:, None] & (d < D)[None, :]
+    kv_mask = (groups < G)[:, None] & (d < D)[None, :]
     tl.store(token + heads[:, None] * D + d[None, :], queries.to(qkv.dtype.element_ty), mask=mask)
+    tl.store(token + H * D + groups[:, None] * D + d[None, :], keys.to(qkv.dtype.element_ty), mask=kv_mask)
     if slot >= 0:
-        groups = tl.arange(0, KV)
-        keys = rotated(token + H * D, k_norm, groups, groups < G, cos, sin, position, eps, D, DP, HEAD_NORM)
-        kv_mask = (groups < G)[:, None] & (d < D)[None, :]
         values = tl.load(token + (H + G) * D + groups[:, None] * D + d[None, :], mask=kv_mask, other=0.0)
         place = pool + (slot // B * (2 * G * B) + slot % B) * D + groups[:, None] * (B * D) + d[None, :]
         kind = pool.dtype.element_ty
