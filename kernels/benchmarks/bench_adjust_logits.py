@@ -7,8 +7,8 @@ from functools import partial
 import torch
 from gpu_timing import Report, graph_seconds
 
+from quire_kernels.adjust_logits.by_slot import PENALTIES
 from quire_kernels.adjust_logits.cases import ALL, AdjustCase
-from quire_kernels.adjust_logits.kernel import PENALTIES
 from quire_kernels.adjust_logits.op import adjust_logits
 
 

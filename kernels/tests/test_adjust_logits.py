@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from quire_kernels.adjust_logits.by_slot import FORBIDDEN
 from quire_kernels.adjust_logits.cases import CASES
-from quire_kernels.adjust_logits.kernel import FORBIDDEN
 from quire_kernels.adjust_logits.op import adjust_logits
 from quire_kernels.adjust_logits.reference import adjust_logits_reference
 

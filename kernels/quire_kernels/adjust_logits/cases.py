@@ -7,7 +7,15 @@ from typing import Any
 
 import torch
 
-from quire_kernels.adjust_logits.op import ALLOWED, BIAS, CHUNK, FORBIDDEN, PENALTIES, BySlot, make_by_slot
+from quire_kernels.adjust_logits.by_slot import (
+    ALLOWED,
+    BIAS,
+    CHUNK,
+    FORBIDDEN,
+    PENALTIES,
+    BySlot,
+    make_by_slot,
+)
 from quire_kernels.sample.cases import SlotTables
 
 

@@ -6,7 +6,7 @@ program that owns their part of the vocabulary.
 Legend: R rows, V vocabulary, M slots, C chunks of the vocabulary, W = V / 32 words.
 
 logits      [R, V] raw; out [R, V] float32. A row's slot says what is to be done; -1: nothing, out is left alone
-flags       [M]    which of BIAS, PENALTIES, ALLOWED, FORBIDDEN a slot has
+flags       [M]    which of BIAS 1, PENALTIES 2, ALLOWED 4, FORBIDDEN 8 a slot has (by_slot.py)
 penalties   [M, 3] repetition, frequency, presence; num_prompt [M]: leading tokens that count for repetition alone
 counts      [M, V] times in the output, plus 1 << 30 for what is in the prompt; counted [M, C]: tokens taken in so far
 bias_ids, bias_values [M, bias_stride], bias_lengths [M]
@@ -20,18 +20,13 @@ Grids: _adjust_kernel (C, R), _forbid_kernel (R).
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 import triton
 import triton.language as tl
 
 from quire_kernels.gpu.fast_launch import fast
-
-BIAS: Final = 1
-PENALTIES: Final = 2
-ALLOWED: Final = 4
-FORBIDDEN: Final = 8
 
 
 @triton.jit
@@ -130,7 +125,7 @@ def _find_bad(
         end = tl.load(starts + j + 1, mask=there, other=1)
         before = end - 1 - begin
         matches = there & (before <= num_outputs)
-        for p in range(0, longest):
+        for p in range(longest):
             inside = matches & (p < before)
             wanted = tl.load(bad_tokens + begin + p, mask=inside, other=0)
             had = tl.load(tokens + known - before + p, mask=inside, other=0)
@@ -154,8 +149,8 @@ def _put(row, hits, saved, length, restore, BLOCK: tl.constexpr):
 @triton.jit
 def _forbid_kernel(
     out, out_stride, size, slots, flags, num_prompt, tokens, token_stride, num_tokens, ending, ending_stride,
-    ending_lengths, min_until, bad_tokens, bad_stride, starts, starts_stride, bad_lengths, bad_longest, hits, saved, room,
-    BLOCK: tl.constexpr, WIDE: tl.constexpr,
+    ending_lengths, min_until, bad_tokens, bad_stride, starts, starts_stride, bad_lengths, bad_longest, hits, saved,
+    room, BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     index = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + index).to(tl.int64)

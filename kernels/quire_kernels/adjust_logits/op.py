@@ -2,62 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 
 from quire_kernels.adjust_logits import kernel
-from quire_kernels.adjust_logits.kernel import ALLOWED, BIAS, FORBIDDEN, PENALTIES
+from quire_kernels.adjust_logits.by_slot import CHUNK, BySlot
 from quire_kernels.gpu.launch import check_device
 from quire_kernels.step_inputs.op import Tables
-
-__all__ = ["ALLOWED", "BIAS", "CHUNK", "FORBIDDEN", "PENALTIES", "BySlot", "adjust_logits", "make_by_slot"]
-
-CHUNK = 4096
-
-
-@dataclass(slots=True)
-class BySlot:
-    """What the slots ask for; see the kernel's legend. int32, but penalties and bias_values float32.
-
-    flags, num_prompt, min_until, bias_lengths, ending_lengths, bad_lengths, bad_longest [M]; penalties [M, 3]; counts
-    [M, V] and counted [M, chunks], both zero for a new sequence; bias_ids, bias_values, ending, bad_tokens, bad_starts
-    [M, room]; allowed [M, words].
-    """
-
-    flags: torch.Tensor
-    penalties: torch.Tensor
-    num_prompt: torch.Tensor
-    counts: torch.Tensor
-    counted: torch.Tensor
-    bias_ids: torch.Tensor
-    bias_values: torch.Tensor
-    bias_lengths: torch.Tensor
-    allowed: torch.Tensor
-    ending: torch.Tensor
-    ending_lengths: torch.Tensor
-    min_until: torch.Tensor
-    bad_tokens: torch.Tensor
-    bad_starts: torch.Tensor
-    bad_lengths: torch.Tensor
-    bad_longest: torch.Tensor
-
-
-def make_by_slot(num_slots: int, vocab_size: int, device: torch.device | str) -> BySlot:
-    """Slots that ask for nothing. Lists have no room yet, nor have counts and allowed: whoever needs them puts larger
-    tensors in their place."""
-
-    def zeros(*shape: int, dtype: torch.dtype = torch.int32) -> torch.Tensor:
-        return torch.zeros(shape, dtype=dtype, device=device)
-
-    return BySlot(
-        flags=zeros(num_slots), penalties=zeros(num_slots, 3, dtype=torch.float32), num_prompt=zeros(num_slots),
-        counts=zeros(1, 1), counted=zeros(num_slots, -(-vocab_size // CHUNK)), bias_ids=zeros(num_slots, 1),
-        bias_values=zeros(num_slots, 1, dtype=torch.float32), bias_lengths=zeros(num_slots), allowed=zeros(1, 1),
-        ending=zeros(num_slots, 1), ending_lengths=zeros(num_slots), min_until=zeros(num_slots),
-        bad_tokens=zeros(num_slots, 1), bad_starts=zeros(num_slots, 2), bad_lengths=zeros(num_slots),
-        bad_longest=zeros(num_slots),
-    )  # fmt: skip
 
 
 def adjust_logits(

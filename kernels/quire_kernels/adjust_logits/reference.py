@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
-from quire_kernels.adjust_logits.kernel import ALLOWED, BIAS, FORBIDDEN, PENALTIES
-from quire_kernels.adjust_logits.op import BySlot
-from quire_kernels.step_inputs.op import Tables
+from quire_kernels.adjust_logits.by_slot import ALLOWED, BIAS, FORBIDDEN, PENALTIES, BySlot
 
 
 def adjust_logits_reference(
     logits: torch.Tensor,
     slots: torch.Tensor,
     by_slot: BySlot,
-    tables: Tables,
+    tables: Any,
     *,
     masks: torch.Tensor | None = None,
     mask_rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See op.adjust_logits; rows without a slot come out as they went in. -> float32 [R, V]."""
+    """See op.adjust_logits; tables have token_ids and num_tokens. -> float32 [R, V]; rows without a slot as they were."""
     out = logits.float().clone()
     for index, slot in enumerate(slots.tolist()):
         if slot < 0:

@@ -37,6 +37,15 @@ def default_plan(num_outputs: int, num_inputs: int, gated: bool) -> Plan:
     return Plan(4, 2048, 4) if num_inputs == 3072 else Plan(8, 1024, 4)
 
 
+def scaled_plan(num_outputs: int, num_inputs: int, gated: bool) -> Plan:
+    """As default_plan, for fp8 weights: as much as possible is asked for before the wait for x."""
+    if num_inputs > 8192:
+        return Plan(8, 1024, 2)
+    if gated or num_outputs > num_inputs:
+        return Plan(4, min(4096, max(256, 1 << (num_inputs - 1).bit_length())), 4)
+    return Plan(4, 2048, 2)
+
+
 def gemv(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -78,7 +87,8 @@ def gemv(
     if scale is not None and (scale.dtype != torch.float32 or scale.shape != weight.shape[:1]):
         raise ValueError(f"scale must be float32 [{len(weight)}], got {scale.dtype} {list(scale.shape)}")
     check_device("gemv", x, weight, out, scale, norm, residual, bias)
-    chosen = plan or default_plan(num_outputs, num_inputs, gated)
+    plans = default_plan if scale is None else scaled_plan
+    chosen = plan or plans(num_outputs, num_inputs, gated)
     kernel.launch(
         x, weight, out, scale, norm, residual, bias, eps=eps, gated=gated,
         plan=(chosen.outs, chosen.chunk, chosen.warps), options=pdl_options(pdl),

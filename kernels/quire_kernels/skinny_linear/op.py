@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -45,12 +45,14 @@ def default_plan(num_outputs: int, num_inputs: int, gated: bool) -> Plan:
 
 
 def scaled_plan(num_outputs: int, num_inputs: int, gated: bool) -> Plan:
-    """As default_plan, for fp8 weights: half the bytes, so that more outputs share what is read of x."""
-    outs = 64 if gated or num_outputs > 65536 else 128
-    tiles, chunks, splits = -(-num_outputs // outs), -(-num_inputs // 128), 1
-    while tiles * splits < 96 and splits < 16 and chunks >= 4 * splits:
+    """As default_plan, for fp8 weights and 32 rows. Half the bytes, so that what is read of x weighs twice as much."""
+    if gated:
+        return Plan(64, 256, 1, 4, 3)
+    outs, chunk = (64, 256) if num_inputs > 8192 else (64, 128) if num_outputs > 4096 else (128, 128)
+    tiles, chunks, splits = -(-num_outputs // outs), -(-num_inputs // chunk), 1
+    while tiles * splits < (256 if num_outputs > 4096 else 120) and splits < 16 and chunks >= 4 * splits:
         splits *= 2
-    return Plan(outs, 128, splits, 4, 4)
+    return Plan(outs, chunk, splits, 4, 4)
 
 
 def skinny_linear(
@@ -88,8 +90,12 @@ def skinny_linear(
     check_device("skinny_linear", x, weight, out, scale, residual, bias)
     plans = default_plan if scale is None else scaled_plan
     chosen = plan or plans(num_outputs, num_inputs, gated)
+    if plan is None and x.element_size() == 4:
+        # Plans are for 16 bits; wider ones would not fit a multiprocessor.
+        chosen = replace(chosen, chunk=64, stages=2)
     tiles = -(-num_outputs // chosen.outs)
-    floats = chosen.splits * tiles * chosen.outs * max(16, 1 << (rows - 1).bit_length()) * (2 if gated else 1)
+    padded = kernel.padded_rows(rows, is_scaled=scale is not None)
+    floats = chosen.splits * tiles * chosen.outs * padded * (2 if gated else 1)
     if chosen.splits > 1 and (floats > len(workspace.partial) or tiles > len(workspace.counters)):
         raise ValueError(f"the workspace holds {len(workspace.partial)} numbers, {floats} are needed")
     kernel.launch(
