@@ -68,7 +68,7 @@ class Vocabulary:
 def open_matcher(vocabulary, grammar):
     """A matcher of the grammar, which must compile."""
     tokenizer = llguidance.LLTokenizer(llguidance.TokenizerWrapper(vocabulary), slices=[])
-    matcher = llguidance.LLMatcher(tokenizer, grammar, log_level=0)
+    matcher = llguidance.LLMatcher(tokenizer, "%llguidance {}\n" + grammar, log_level=0)
     assert not matcher.get_error(), matcher.get_error()
     return matcher
 

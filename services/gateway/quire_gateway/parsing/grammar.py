@@ -153,7 +153,7 @@ class GrammarWriter:
 
     def grammar(self, *first: str) -> str:
         """All of it."""
-        return "\n".join(("%llguidance {}", *first, *self.rules)) + "\n"
+        return "\n".join((*first, *self.rules)) + "\n"
 
 
 def _quoted(text: str) -> str:
