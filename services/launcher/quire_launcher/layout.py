@@ -17,11 +17,16 @@ from typing import IO, Any
 
 DEFAULT_PORT = 8080
 SERVICES = ("gateway", "tokenizer", "scheduler", "worker")
+#: The second engine of a suite with an embedding model.
+EMBED_SERVICES = ("embed-tokenizer", "embed-scheduler", "embed-worker")
 
 #: Offsets from the clients' port.
-_PORT_OFFSETS = {"envoy": 0, "gateway": 1, "tokenizer": 2, "scheduler": 3, "worker": 4, "envoy admin": 5}
+_PORT_OFFSETS = {
+    "envoy": 0, "gateway": 1, "tokenizer": 2, "scheduler": 3, "worker": 4, "envoy admin": 5,
+    "embed-tokenizer": 6, "embed-scheduler": 7, "embed-worker": 8,
+}  # fmt: skip
 _METRICS_OFFSET = 10
-_LAST_OFFSET = _METRICS_OFFSET + 4
+_LAST_OFFSET = _METRICS_OFFSET + max(_PORT_OFFSETS.values())
 
 
 @dataclass(frozen=True)
@@ -46,11 +51,12 @@ class Ports:
         """host:port of a service's metrics page."""
         return f"127.0.0.1:{self.of(service) + _METRICS_OFFSET}"
 
-    def all(self) -> Iterator[tuple[str, int]]:
-        """Every name and port that must be free."""
-        for name in _PORT_OFFSETS:
+    def all(self, *, with_embedding: bool = True) -> Iterator[tuple[str, int]]:
+        """Every name and port that must be free. with_embedding: those of the second engine too."""
+        second = EMBED_SERVICES if with_embedding else ()
+        for name in ("envoy", *SERVICES, "envoy admin", *second):
             yield name, self.of(name)
-        for service in SERVICES:
+        for service in (*SERVICES, *second):
             yield f"{service} metrics", self.of(service) + _METRICS_OFFSET
 
 

@@ -29,10 +29,16 @@ Port = Annotated[
 @app.command()
 def up(
     model: Annotated[
-        str, typer.Option(help="smollm2, or a GGUF file or a folder with safetensors.")
+        str, typer.Option(help="smollm2, minilm, or a GGUF file or a folder with safetensors.")
     ] = "smollm2",
     served_model_name: Annotated[
         str | None, typer.Option(help="The name clients use; made from the model if unset.")
+    ] = None,
+    embedding_model: Annotated[
+        str | None,
+        typer.Option(
+            help="Serve this one too, with an engine of its own: minilm, or an encoder's or generative model's folder."
+        ),
     ] = None,
     port: Port = DEFAULT_PORT,
     host: Annotated[
@@ -63,7 +69,8 @@ def up(
 
     try:
         options = UpOptions(
-            model=str(Path(model).expanduser().resolve()) if Path(model).expanduser().exists() else model,
+            model=_absolute(model),
+            embedding_model=None if embedding_model is None else _absolute(embedding_model),
             served_model_name=served_model_name,
             port=port,
             host=host,
@@ -161,6 +168,12 @@ def chat(
     raise typer.Exit(run_chat(conversation, prompt))
 
 
+def _absolute(model: str) -> str:
+    """A path made absolute; an alias as it is."""
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.exists() else model
+
+
 def _arguments(options: UpOptions, config: Path | None) -> list[str]:
     """The command line of the launcher in the background: this one's, without --detach and with absolute paths."""
     flags = ["up", "--model", options.model, "--port", str(options.port), "--host", options.host]
@@ -169,6 +182,7 @@ def _arguments(options: UpOptions, config: Path | None) -> list[str]:
         flags.append("--simulate")
     for name, value in (
         ("--served-model-name", options.served_model_name),
+        ("--embedding-model", options.embedding_model),
         ("--device", options.device),
         ("--log-level", options.log_level),
         ("--config", str(config.resolve()) if config else None),

@@ -11,10 +11,10 @@ from typing import Any
 
 import yaml
 
-from quire_launcher.layout import SERVICES, Ports
+from quire_launcher.layout import EMBED_SERVICES, SERVICES, Ports
 
 #: Sections of the YAML file, each with the settings of that process.
-SECTIONS = (*SERVICES, "envoy")
+SECTIONS = (*SERVICES, *EMBED_SERVICES, "envoy")
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,8 @@ class UpOptions:
 
     model: str = "smollm2"
     served_model_name: str | None = None
+    #: A second engine for it; None: there is none.
+    embedding_model: str | None = None
     port: int = 8080
     host: str = "127.0.0.1"
     simulate: bool = False

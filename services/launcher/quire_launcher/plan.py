@@ -23,13 +23,18 @@ from quire_launcher.options import UpOptions
 from quire_launcher.supervisor import Spec
 
 #: Ends first what clients touch, so that what is behind it can finish their requests.
-STOP_ORDER = (("envoy",), ("gateway",), ("tokenizer", "scheduler"), ("worker",))
+STOP_ORDER = (
+    ("envoy",),
+    ("gateway",),
+    ("tokenizer", "scheduler", "embed-tokenizer", "embed-scheduler"),
+    ("worker", "embed-worker"),
+)
 #: Seconds that running requests get to end when the suite stops.
 DRAIN_S = 10.0
 
 
 def services(options: UpOptions, folder: StateFolder) -> list[Spec]:
-    """The four services, the slowest to start first. Raises ValueError for a model that is not there."""
+    """The services, the slowest to start first. Raises ValueError for a model that is not there."""
     model = resolve_model(options.model, options.served_model_name)
     flags: dict[str, list[str]] = {
         "worker": _worker_flags(options, model),
@@ -42,7 +47,27 @@ def services(options: UpOptions, folder: StateFolder) -> list[Spec]:
             "--schedulers", options.ports.address("scheduler"),
         ],
     }  # fmt: skip
+    if options.embedding_model is not None:
+        flags |= _second_engine(options, resolve_model(options.embedding_model))
+        schedulers = [options.ports.address("scheduler"), options.ports.address("embed-scheduler")]
+        pair = f"{options.ports.address('embed-scheduler')}={options.ports.address('embed-tokenizer')}"
+        flags["gateway"] = [
+            "--tokenizers", options.ports.address("tokenizer"), "--schedulers", ",".join(schedulers),
+            "--engine-tokenizers", pair,
+        ]  # fmt: skip
     return [_service(name, own, options, folder) for name, own in flags.items()]
+
+
+def _second_engine(options: UpOptions, model: Model) -> dict[str, list[str]]:
+    """The engine of the embedding model, with a vocabulary of its own; a real one also beside a simulated worker."""
+    worker = ["--model", str(model.path), "--served-model-name", model.served_name, "--task", "embed"]
+    if options.device is not None:
+        worker += ["--device", options.device]
+    return {
+        "embed-worker": worker,
+        "embed-tokenizer": ["--model", str(model.path)],
+        "embed-scheduler": ["--worker", options.ports.address("embed-worker")],
+    }
 
 
 def _worker_flags(options: UpOptions, model: Model) -> list[str]:
@@ -56,7 +81,8 @@ def _worker_flags(options: UpOptions, model: Model) -> list[str]:
 
 def _service(name: str, flags: list[str], options: UpOptions, folder: StateFolder) -> Spec:
     ports = options.ports
-    program = "quire-worker-sim" if name == "worker" and options.simulate else f"quire-{name}"
+    is_simulated = name == "worker" and options.simulate
+    program = "quire-worker-sim" if is_simulated else f"quire-{name.removeprefix('embed-')}"
     section = options.sections.get(name, {})
     common = ["--listen", ports.address(name), "--metrics-listen", ports.metrics_address(name)]
     # Read by people, in the terminal and in the log files; a section of the config file may say otherwise.
@@ -79,7 +105,7 @@ def _service(name: str, flags: list[str], options: UpOptions, folder: StateFolde
 
 
 def _until_ready(name: str, address: str) -> Callable[[], Awaitable[None]]:
-    if name == "worker":
+    if name in ("worker", "embed-worker"):
         return partial(until_loaded, address)
     return partial(readiness.until_serving, address, readiness.HEALTH_NAMES[name])
 

@@ -18,6 +18,9 @@ HEALTH_NAMES = {
     "tokenizer": "quire.tokenizer.v1.Tokenizer",
     "scheduler": "quire.scheduler.v1.Scheduler",
     "worker": "quire.worker.v1.Worker",
+    "embed-tokenizer": "quire.tokenizer.v1.Tokenizer",
+    "embed-scheduler": "quire.scheduler.v1.Scheduler",
+    "embed-worker": "quire.worker.v1.Worker",
 }
 
 

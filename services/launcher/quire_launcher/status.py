@@ -10,7 +10,7 @@ import json
 import time
 from typing import Any
 
-from quire_launcher.layout import SERVICES, Ports, StateFolder
+from quire_launcher.layout import EMBED_SERVICES, SERVICES, Ports, StateFolder
 from quire_launcher.readiness import HEALTH_NAMES, http_status
 
 TIMEOUT_S = 2.0
@@ -38,14 +38,16 @@ async def collect_status(port: int) -> dict[str, Any]:
     folder = StateFolder.find(port)
     launched = folder is not None and folder.is_running()
     state = folder.read() if folder is not None and launched else {}
+    processes = state.get("processes", {})
+    names = (*SERVICES, *(name for name in EMBED_SERVICES if name in processes))
     services, load, envoy = await asyncio.gather(
-        asyncio.gather(*(_health(ports.address(name), HEALTH_NAMES[name]) for name in SERVICES)),
+        asyncio.gather(*(_health(ports.address(name), HEALTH_NAMES[name]) for name in names)),
         _load(ports.address("scheduler")),
         http_status(ports.address("envoy"), "/health"),
     )
     processes = state.get("processes", {})
     entries: dict[str, dict[str, Any]] = {}
-    for name, health in zip(SERVICES, services, strict=True):
+    for name, health in zip(names, services, strict=True):
         entries[name] = {"health": health, "address": ports.address(name), **_process(processes.get(name))}
     entries["scheduler"].update(load)
     edge = "down" if envoy is None else "serving" if envoy == 200 else "not serving"

@@ -165,7 +165,7 @@ def _shown_host(host: str) -> str:
     return "127.0.0.1" if host in ("0.0.0.0", "::") else host
 
 
-def claim(port: int) -> StateFolder:
+def claim(port: int, *, with_embedding: bool = False) -> StateFolder:
     """The state folder of a suite that may start on `port` now, its lock taken.
 
     Raises CannotStart when one runs already, or when a port is taken by something else: it names which.
@@ -179,7 +179,8 @@ def claim(port: int) -> StateFolder:
     folder = StateFolder.create(port)
     if not folder.try_lock():
         raise CannotStart(f"a suite is just starting on port {port}")
-    taken = [f"{number} ({name})" for name, number in Ports(port).all() if not _is_free(number)]
+    wanted = Ports(port).all(with_embedding=with_embedding)
+    taken = [f"{number} ({name})" for name, number in wanted if not _is_free(number)]
     if taken:
         folder.unlock()
         raise CannotStart(f"in use by another program: port {', '.join(taken)}")
@@ -205,8 +206,10 @@ def run_suite(options: UpOptions, *, show_services: bool, ready_descriptor: int 
     pipe = ReadyPipe(ready_descriptor)
     with Output(show_services=show_services) as output:
         try:
-            folder = claim(options.port)
+            folder = claim(options.port, with_embedding=options.embedding_model is not None)
             resolve_model(options.model, options.served_model_name)
+            if options.embedding_model is not None:
+                resolve_model(options.embedding_model)
             return asyncio.run(_run(options, folder, output, pipe))
         except (CannotStart, ValueError, OSError) as error:
             output.failure(str(error), [])
