@@ -22,6 +22,7 @@ PUBLIC_SERVICES = (
     "quire.openai.v1.Files",
     "quire.openai.v1.Batches",
     "quire.anthropic.v1.Anthropic",
+    "quire.management.v1.Management",
 )
 # Served by the gateway for clients as well, gRPC only.
 HEALTH_SERVICE = "grpc.health.v1.Health"

@@ -12,7 +12,7 @@ from quire_envoy.settings import EdgeSettings
 
 GATEWAY_CLUSTER = "gateway"
 # Replies that come without authorization being asked: probes of orchestrators have no key.
-HEALTH_PATH, LIVE_PATH = "/health", "/live"
+HEALTH_PATH, LIVE_PATH, READY_PATH = "/health", "/live", "/ready"
 
 API_KEY_FILTER = "envoy.filters.http.api_key_auth"
 RATE_LIMIT_FILTER = "envoy.filters.http.local_ratelimit"
@@ -37,7 +37,8 @@ def route_config(settings: EdgeSettings, paths: list[RestPath]) -> dict[str, Any
     routes.append(_without_key(_grpc_route(HEALTH_SERVICE), settings))
     routes += [_grpc_route(service) for service in REFLECTION_SERVICES]
     for path in paths:
-        routes += _rest_routes(path, settings)
+        found = _rest_routes(path, settings)
+        routes += [_without_key(route, settings) for route in found] if path.template == READY_PATH else found
     unknown = (
         "Unknown path. The REST interface is under /v1 and /quire/v1; gRPC services answer on this port too."
     )

@@ -10,7 +10,7 @@ import asyncio
 import dataclasses
 import secrets
 import uuid
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
 from typing import Protocol
@@ -33,7 +33,7 @@ from quire_gateway.rules import RequestRules
 from quire_gateway.sampling import Sampling, resolve, validate
 from quire_gateway.sequences import OutputSpec, SequenceState, WakeOn
 from quire_gateway.structured import renamed
-from quire_servicekit.errors import InvalidRequest, QuireError, Unsupported
+from quire_servicekit.errors import InvalidRequest, QuireError, RequestAborted, Unsupported
 from quire_servicekit.logging import get_logger
 
 log = get_logger("generation")
@@ -139,6 +139,19 @@ class Generator:
         self.tokenizer, self.engines = tokenizer, engines
         self.rules = rules or RequestRules()
         self._admission, self._pacer, self._metrics = admission, pacer, metrics
+        #: Calls under way: the id that the client gave, and the call.
+        self._running: dict[str, tuple[str, Generation]] = {}
+
+    def abort(self, ids: Collection[str]) -> int:
+        """An operator ends calls, by our id or the client's; empty: all. Their clients get RequestAborted. How many."""
+        chosen = [
+            generation
+            for client_id, generation in self._running.values()
+            if not ids or generation.id in ids or (client_id and client_id in ids)
+        ]
+        for generation in chosen:
+            generation.outlet.fail(RequestAborted("the request was ended by an operator"))
+        return len(chosen)
 
     @asynccontextmanager
     async def run(
@@ -156,6 +169,7 @@ class Generator:
         """
         generation = Generation(uuid.uuid4().hex, route, self.new_outlet(), self._metrics)
         status = "cancelled"
+        self._running[generation.id] = call.client_request_id, generation
         try:
             model = self.engines.model(requests[0].model)
             for request in requests:
@@ -181,6 +195,7 @@ class Generator:
             status = "InternalError"
             raise
         finally:
+            del self._running[generation.id]
             for active in generation.requests:
                 self.engines.release(active)
             self._report(generation, route, status, call)

@@ -8,6 +8,7 @@ from functools import partial
 
 from quire.admin.v1.admin_service_pb2_grpc import add_AdminServicer_to_server
 from quire.inference.v1.inference_service_pb2_grpc import add_InferenceServicer_to_server
+from quire.management.v1.management_service_pb2_grpc import add_ManagementServicer_to_server
 from quire.scheduler.v1 import serve_pb2
 from quire_gateway.admission import Admission
 from quire_gateway.anthropic.endpoints import AnthropicEndpoints
@@ -15,17 +16,20 @@ from quire_gateway.byte_detokenizer import ByteDetokenizer
 from quire_gateway.chat.runner import ChatRunner
 from quire_gateway.detokenizer import RemoteDetokenizer
 from quire_gateway.detokenizing import Detokenizer, joins_bytes
+from quire_gateway.engine_operations import EngineOperations
 from quire_gateway.generation import Generator
 from quire_gateway.metrics import GatewayMetrics
 from quire_gateway.models import ModelTask, ServedModel
 from quire_gateway.openai.endpoints import OpenAIEndpoints
 from quire_gateway.openai.pooling_endpoints import PoolingEndpoints
+from quire_gateway.openai.response_endpoints import ResponseEndpoints
+from quire_gateway.openai.response_store import ResponseStore
 from quire_gateway.pacing import Pacer
 from quire_gateway.pooling.runner import PoolingRunner
 from quire_gateway.readiness import Readiness
 from quire_gateway.scheduler_connection import SchedulerConnection
 from quire_gateway.scheduler_pool import SchedulerPool
-from quire_gateway.servicers import admin, anthropic, inference, openai, pooling
+from quire_gateway.servicers import admin, anthropic, inference, management, openai, pooling, responses
 from quire_gateway.settings import GatewaySettings
 from quire_gateway.tokenizer_client import TokenizerClient, TokenizerInfo
 from quire_gateway.vocabularies import SHARED, Vocabularies, parse_engine_tokenizers
@@ -41,6 +45,7 @@ class Gateway:
     def __init__(self, settings: GatewaySettings, metrics: Metrics) -> None:
         self.settings = settings
         self._has_served = False
+        self._registry = metrics.registry
         self.metrics = GatewayMetrics(metrics.registry)
         self.admission = Admission(
             max_in_flight=settings.max_in_flight, max_in_flight_per_tenant=settings.max_in_flight_per_tenant
@@ -49,8 +54,10 @@ class Gateway:
             settings,
             names=[
                 openai.SERVICE_NAME,
+                responses.SERVICE_NAME,
                 anthropic.SERVICE_NAME,
                 inference.SERVICE_NAME,
+                management.SERVICE_NAME,
                 admin.SERVICE_NAME,
             ],
         )
@@ -112,6 +119,7 @@ class Gateway:
         """End everything that `start` began."""
         await self.readiness.close()
         await self.server.grpc.stop(0)
+        await self.responses.close()
         await self.pool.close()
         await self.detokenizer.close()
         await self.vocabularies.close()
@@ -125,6 +133,15 @@ class Gateway:
         )
         openai.OpenAIServicer(endpoints).add_to(self.server.grpc)
         pooling.add_pooling(self.server.grpc, PoolingEndpoints(self.pooling_runner))
+        self.responses = ResponseEndpoints(
+            self.chat_runner,
+            ResponseStore(
+                max_responses=settings.max_stored_responses, max_bytes=settings.max_stored_response_bytes
+            ),
+            settings.mcp(),
+            accept_grace_s=settings.accept_grace_s,
+        )
+        responses.add_responses(self.server.grpc, self.responses)
         anthropic.add_anthropic(
             self.server.grpc,
             AnthropicEndpoints(self.chat_runner, accept_grace_s=settings.accept_grace_s),
@@ -142,6 +159,17 @@ class Gateway:
             self.admission, self.readiness, drain_timeout_s=settings.drain_timeout_s
         )
         add(self.server, add_AdminServicer_to_server, operations)
+        engines = EngineOperations({address: self._channels[address] for address in settings.schedulers})
+        self.managing = management.ManagementServicer(
+            engines,
+            self.generator,
+            self.pool,
+            self.admission,
+            self.readiness,
+            self._registry,
+            clients=settings.management_clients,
+        )
+        add(self.server, add_ManagementServicer_to_server, self.managing)
 
     def _tokenizer_client(self, addresses: Sequence[str]) -> TokenizerClient:
         return TokenizerClient(

@@ -84,6 +84,11 @@ class SchedulerPool:
             request.fail(Unavailable("gateway", message="the gateway is shutting down"))
 
     @property
+    def connections(self) -> list[SchedulerConnection]:
+        """One for each scheduler, connected or not, in the order in which they were added."""
+        return list(self._connections.values())
+
+    @property
     def is_ready(self) -> bool:
         """At least one engine takes requests."""
         return any(connection.is_ready for connection in self._connections.values())
@@ -135,7 +140,10 @@ class SchedulerPool:
             # A model that can't is only chosen where there is nothing to choose: then the error says what it can.
             able = models if task is None else [m for m in models if task in m.tasks] or models
             if len(able) > 1:
-                raise InvalidRequest("model", message="model is missing: several are served")
+                reason = "several are served"
+                if task is not None and task not in able[0].tasks:
+                    reason = f"none of the served ones supports the task {task.value}"
+                raise InvalidRequest("model", message=f"model is missing: {reason}")
             model = able[0]
         if task is not None and (reason := model.inability(task)):
             raise InvalidRequest("model", message=reason, code="unsupported_task")

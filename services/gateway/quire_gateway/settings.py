@@ -8,6 +8,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from quire_gateway.detokenizing import DetokenizeMode
+from quire_gateway.mcp_servers import McpLimits, McpServer, McpServers
 from quire_gateway.parsing.registry import AUTO, FormatSettings
 from quire_gateway.rules import RequestRules
 from quire_gateway.sampling import MAX_LOGPROBS, sampling_defaults
@@ -80,6 +81,11 @@ class GatewaySettings(ServiceSettings):
         False,
         description="Requests may bring a chat template of their own; it runs in the tokenizer's sandbox.",
     )
+    management_clients: CommaList = Field(
+        (),
+        description="Clients (names of the edge's API keys) that may operate the suite: drain, pause, abort, ... Where "
+        "the edge has no keys, everyone may.",
+    )
     tool_parser: str = Field(
         AUTO,
         description="How the model writes calls of tools: hermes, llama3_json, mistral, pythonic, qwen3_xml, deepseek, "
@@ -89,6 +95,32 @@ class GatewaySettings(ServiceSettings):
         AUTO,
         description="How the model marks its reasoning: qwen3, deepseek_r1, gpt_oss, tags:START|END, a plug-in's name, "
         "none, or auto (by its chat template).",
+    )
+    max_stored_responses: int = Field(
+        0,
+        ge=0,
+        description="Responses (/v1/responses) kept for clients that come back to them, the oldest goes first; 0: "
+        "none, and `store`, `background` and `previous_response_id` are refused.",
+    )
+    max_stored_response_bytes: int = Field(
+        256 << 20, ge=1 << 10, description="Size of those together, in bytes."
+    )
+    mcp_servers: dict[str, McpServer] = Field(
+        default_factory=dict,
+        description="MCP servers whose tools /v1/responses may use, by the label that requests name: a url (with "
+        "headers) or a command (with env).",
+    )
+    mcp_allowed_urls: CommaList = Field(
+        (), description="Addresses of MCP servers that requests may name themselves, with commas."
+    )
+    mcp_connect_timeout_s: float = Field(
+        10.0, gt=0, description="How long an MCP server may take to connect and list its tools, in seconds."
+    )
+    mcp_call_timeout_s: float = Field(
+        60.0, gt=0, description="How long one call of its tools may take, in seconds."
+    )
+    mcp_max_result_bytes: int = Field(
+        256 << 10, ge=1, description="What is longer of a tool's result is cut, in bytes."
     )
     coalesce_duty: float = Field(
         1.0,
@@ -120,6 +152,20 @@ class GatewaySettings(ServiceSettings):
         for scheduler in parse_engine_tokenizers(self.engine_tokenizers):
             if scheduler not in self.schedulers:
                 raise ValueError(f"engine_tokenizers names {scheduler}, which is none of the schedulers")
+        return self
+
+    def mcp(self) -> McpServers:
+        """What they say about MCP servers. Raises ValueError where the package for them is not installed."""
+        limits = McpLimits(
+            connect_timeout_s=self.mcp_connect_timeout_s,
+            call_timeout_s=self.mcp_call_timeout_s,
+            max_result_bytes=self.mcp_max_result_bytes,
+        )
+        return McpServers(self.mcp_servers, self.mcp_allowed_urls, limits)
+
+    @model_validator(mode="after")
+    def _check_mcp(self) -> Self:
+        self.mcp()
         return self
 
     def rules(self) -> RequestRules:
