@@ -8,7 +8,7 @@ import grpc
 import pytest
 from gateway_fakes import BOS, EOS, FakeScheduler
 
-from quire.inference.v1 import chat_pb2, generate_pb2
+from quire.inference.v1 import chat_completion_pb2, chat_pb2, generate_pb2
 from quire.sampling.v1 import sampling_pb2
 from quire_gateway.settings import GatewaySettings
 
@@ -112,6 +112,22 @@ async def test_typed_prompt_logprobs_come_once_before_the_first_delta(suite: Any
     assert (found[1].logprob, found[1].rank, found[1].top[0].token_id) == (-0.25, 2, 65)
     plain = await _generate(suite, token_ids=token_ids)
     assert all(not event.HasField("prompt_logprobs") for event in plain)
+
+
+async def test_the_typed_chat_tells_of_its_prompt_too(suite: Any) -> None:
+    """Chat has the prompt's tokens, text and log-probabilities in the same messages as Generate."""
+    chat = chat_pb2.Chat(messages=[chat_pb2.ChatMessage(role="user", content="hi")])
+    generation = generate_pb2.GenerateRequest(
+        chat=chat, return_prompt_text=True, return_prompt_token_ids=True, bad_words=["no"]
+    )
+    generation.sampling.num_prompt_logprobs = 0
+    call = suite.client.inference.Chat(chat_completion_pb2.ChatRequest(generation=generation), timeout=15)
+    events = [event async for event in call]
+    assert [event.WhichOneof("event") for event in events[:2]] == ["started", "prompt_logprobs"]
+    assert events[0].started.prompt_text == "user: hi\n"
+    assert list(events[0].started.prompt_token_ids) == list(b"user: hi\n")
+    assert [entry.token_id for entry in events[1].prompt_logprobs.tokens] == list(b"ser: hi\n")
+    assert _last_sampling(suite).bad_token_sequences
 
 
 # ---- Log-probabilities of outputs ----------------------------------------------------------------------------------

@@ -22,6 +22,7 @@ from quire_gateway.chat.runner import ChatRunner
 from quire_gateway.chat.stream import ChatStream
 from quire_gateway.native_requests import generation_request, tools_of
 from quire_gateway.requests import CallInfo
+from quire_gateway.servicers.generation_events import prompt_logprobs_event, started_event
 from quire_servicekit.errors import InvalidRequest
 
 Response = chat_completion_pb2.ChatResponse
@@ -87,21 +88,18 @@ async def answer_chat(
         chat = chat_call(message)
     async with runner.run(chat, call, route="chat_typed", names=_NAMES) as stream:
         await stream.wait_accepted(accept_grace_s)
-        yield Response(started=_started(stream))
+        generation, generator = message.generation, runner.generator
+        yield Response(started=await started_event(generator, generation, stream.generation))
+        wants_scores = generation.sampling.HasField("num_prompt_logprobs")
         async for events in stream.events():
+            if wants_scores:
+                wants_scores = False
+                info = generator.tokenizer.info
+                vocabulary = info.vocabulary if info is not None else ()
+                yield Response(prompt_logprobs=prompt_logprobs_event(stream.generation, vocabulary))
             for event in events:
                 yield _response(event, write_tokens)
         yield Response(completed=generate_pb2.Completed(usage=_usage(stream)))
-
-
-def _started(stream: ChatStream) -> generate_pb2.Started:
-    spec = stream.generation.requests[0].spec
-    return generate_pb2.Started(
-        request_id=spec.id,
-        model=spec.model.id,
-        num_prompt_tokens=len(spec.prompt_token_ids),
-        seed=spec.sampling.seed,
-    )
 
 
 def _usage(stream: ChatStream) -> generate_pb2.Usage:

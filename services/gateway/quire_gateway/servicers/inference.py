@@ -23,9 +23,10 @@ from quire_gateway.models import ServedModel
 from quire_gateway.native_requests import chat_prompt, field_names, generation_request
 from quire_gateway.prompts import Tokenizer
 from quire_gateway.requests import CallInfo
-from quire_gateway.sequences import SequenceState, TokenLogprob, Update, Vocabulary
+from quire_gateway.sequences import SequenceState, Update, Vocabulary
 from quire_gateway.servicers.calls import call_info
 from quire_gateway.servicers.chat import answer_chat
+from quire_gateway.servicers.generation_events import delta_event, prompt_logprobs_event, started_event
 from quire_gateway.servicers.pooling import PoolingServicer
 from quire_gateway.wire import FINISH_REASON_CODES
 from quire_servicekit.error_details import status_of
@@ -98,7 +99,7 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServicer):
             [request], call, route="generate", names=field_names(message)
         ) as generation:
             await generation.wait_accepted(self._accept_grace_s)
-            yield Response(started=await self._started(message, generation))
+            yield Response(started=await started_event(self._generator, message, generation))
             vocabulary = self._vocabulary()
             wants_scores = message.sampling.HasField("num_prompt_logprobs")
             num_running = len(generation.sequences)
@@ -110,11 +111,11 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServicer):
                 if wants_scores:
                     # They are complete before any output.
                     wants_scores = False
-                    responses.append(Response(prompt_logprobs=_prompt_logprobs(generation, vocabulary)))
+                    responses.append(Response(prompt_logprobs=prompt_logprobs_event(generation, vocabulary)))
                 for sequence in touched:
                     update = sequence.take()
                     if update.text or update.token_ids:
-                        responses.append(Response(delta=_delta(sequence.index, update, vocabulary)))
+                        responses.append(Response(delta=delta_event(sequence.index, update, vocabulary)))
                     if sequence.finish is not None:
                         num_running -= 1
                         responses.append(Response(sequence_finished=_finished(sequence)))
@@ -187,23 +188,9 @@ class InferenceServicer(inference_service_pb2_grpc.InferenceServicer):
             raise Unavailable("engine", message="no model that makes vectors is served here")
         return self._vectors
 
-    async def _started(
-        self, message: generate_pb2.GenerateRequest, generation: Generation
-    ) -> generate_pb2.Started:
-        active = generation.requests[0]
-        spec = active.spec
-        return generate_pb2.Started(
-            request_id=spec.id,
-            model=spec.model.id,
-            num_prompt_tokens=len(spec.prompt_token_ids),
-            seed=spec.sampling.seed,
-            prompt_token_ids=spec.prompt_token_ids if message.return_prompt_token_ids else (),
-            prompt_text=await self._generator.prompt_text(active) if message.return_prompt_text else "",
-        )
-
     def _tokens(self, event: TokensSampled) -> generate_pb2.Delta:
         update = Update("", event.token_ids, event.logprobs, event.sampled_at_unix_us)
-        return _delta(event.choice_index, update, self._vocabulary())
+        return delta_event(event.choice_index, update, self._vocabulary())
 
     def _vocabulary(self) -> Vocabulary:
         info = self._generator.tokenizer.info
@@ -238,41 +225,6 @@ def _generate_error(error: QuireError) -> Response:
 
 def _chat_error(error: QuireError) -> chat_completion_pb2.ChatResponse:
     return chat_completion_pb2.ChatResponse(error=status_of(error))
-
-
-def _delta(index: int, update: Update, vocabulary: Vocabulary) -> generate_pb2.Delta:
-    delta = generate_pb2.Delta(
-        sequence_index=index,
-        text=update.text,
-        token_ids=update.token_ids,
-        sampled_at_unix_us=update.sampled_at_unix_us,
-    )
-    delta.logprobs.extend(_token_logprobs(found, vocabulary) for found in update.logprobs)
-    return delta
-
-
-def _prompt_logprobs(generation: Generation, vocabulary: Vocabulary) -> generate_pb2.PromptLogprobs:
-    found = generation.requests[0].prompt_logprobs
-    return generate_pb2.PromptLogprobs(tokens=[_token_logprobs(entry, vocabulary) for entry in found])
-
-
-def _token_logprobs(found: TokenLogprob, vocabulary: Vocabulary) -> generate_pb2.TokenLogprobs:
-    return generate_pb2.TokenLogprobs(
-        token_id=found.token_id,
-        logprob=found.logprob,
-        rank=found.rank,
-        token_bytes=_bytes_of(found.token_id, vocabulary),
-        top=[
-            generate_pb2.TopLogprob(
-                token_id=token_id, logprob=logprob, token_bytes=_bytes_of(token_id, vocabulary)
-            )
-            for token_id, logprob in found.top
-        ],
-    )
-
-
-def _bytes_of(token_id: int, vocabulary: Vocabulary) -> bytes:
-    return vocabulary[token_id] if token_id < len(vocabulary) else b""
 
 
 def _finished(sequence: SequenceState) -> generate_pb2.SequenceFinished:
