@@ -183,6 +183,12 @@ class SequenceState:
         self._next_wake = self.num_output_tokens + self._spec.stream_interval
         return True
 
+    def end(self) -> None:
+        """Nothing more is wanted of it: it counts as stopped, and its engine is told."""
+        if self.finish is None:
+            self.finish = Finish(FinishReason.STOP)
+            self._on_end(self)
+
     def take(self) -> Update:
         """Everything gained since the last call."""
         update = Update(self._text, self._token_ids, self._logprobs, self._sampled_at_unix_us)

@@ -175,3 +175,16 @@ def test_free_outputs_bind_calls_alone(name, are_special):
         )
         assert admits(vocabulary, grammar, before + call)
         assert not admits(vocabulary, grammar, before + call.replace("now", "get_weather"))
+
+
+@pytest.mark.parametrize("name", NOW_CALLS)
+def test_calls_or_json(name):
+    """Where the text has a schema too, an output is calls, or JSON that matches it."""
+    chosen, call = tool_format(name), NOW_CALLS[name]
+    vocabulary = Vocabulary(chosen.markers)
+    schema = {"type": "object", "properties": {"answer": {"type": "integer"}}, "required": ["answer"]}
+    grammar = chosen.grammar([NOW], "").or_json(schema, vocabulary.ids, is_parallel=True)
+    assert admits(vocabulary, grammar, call)
+    assert admits(vocabulary, grammar, '{"answer": 42}')
+    assert not admits(vocabulary, grammar, '{"answer": "x"}')
+    assert not admits(vocabulary, grammar, "It is noon.")

@@ -1,5 +1,6 @@
 """Tools and reasoning over the public APIs, on fakes: what the engine is asked, and what comes of what it writes."""
 
+import asyncio
 import json
 from typing import Any
 
@@ -42,6 +43,13 @@ def serve(make_suite):
         return await make_suite([scheduler], [tokenizer], **settings)
 
     return start
+
+
+async def eventually(condition):
+    """Return when `condition` holds; fails the test if it does not come to hold."""
+    async with asyncio.timeout(5):
+        while not condition():
+            await asyncio.sleep(0.005)
 
 
 def joined(chunks, index=0):
@@ -151,6 +159,39 @@ async def test_free_choices_constrain_only_strict_tools(serve):
     strict = {**WEATHER, "function": {**WEATHER["function"], "strict": True}}
     await suite.client.chat(tools=[strict])
     assert "trigger" in suite.scheduler.submits[-1].sampling.constraint.grammar
+
+
+async def test_a_schema_beside_tools_leaves_both_open(serve):
+    """With response_format and tools the output is JSON of the schema or calls; other constraints exclude tools."""
+    suite = await serve(CALLS)
+    schema = {"type": "object", "properties": {"answer": {"type": "string"}}}
+    body = {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}}}
+    await suite.client.chat(tools=[NOW], **body)
+    grammar = suite.scheduler.submits[-1].sampling.constraint.grammar
+    assert '"answer"' in grammar and "<tool_call>" in grammar
+    await suite.client.chat(tools=[NOW], tool_choice="required", **body)
+    assert '"answer"' not in suite.scheduler.submits[-1].sampling.constraint.grammar
+    await suite.client.chat(tools=[NOW], tool_choice="none", **body)
+    assert suite.scheduler.submits[-1].sampling.constraint.json_schema
+    refused = await suite.client.chat(tools=[NOW], structured_outputs={"regex": "a+"})
+    assert (refused.status, refused.json["error"]["param"]) == (400, "tools")
+
+
+async def test_a_choice_with_its_one_call_stops_at_the_engine(serve):
+    """Once the only call that is wanted is there, no tokens are spent on what would follow."""
+    suite = await serve(CALLS + "x" * 500)
+    answer = await suite.client.chat(tools=[WEATHER, NOW], parallel_tool_calls=False, n=2, stream=True)
+    assert [joined(answer.chunks, index)[3] for index in (0, 1)] == ["tool_calls", "tool_calls"]
+    await eventually(lambda: not suite.scheduler.running)
+    usage = (
+        await suite.client.chat(
+            tools=[WEATHER, NOW],
+            stream=True,
+            parallel_tool_calls=False,
+            stream_options={"include_usage": True},
+        )
+    ).chunks[-1]["usage"]
+    assert usage["completion_tokens"] < len(CALLS)
 
 
 async def test_without_parallel_calls_the_first_ends_the_choice(serve):

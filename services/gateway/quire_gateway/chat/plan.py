@@ -23,7 +23,7 @@ from quire_gateway.parsing.tools.hermes import HermesFormat
 from quire_gateway.reasoning_marks import ReasoningMarks
 from quire_gateway.requests import GenerationRequest
 from quire_gateway.sequences import Vocabulary
-from quire_gateway.structured import Constraint, ConstraintKind, ReasoningSpan
+from quire_gateway.structured import JSON_KINDS, Constraint, ConstraintKind, ReasoningSpan, parse_json
 from quire_servicekit.errors import Unsupported
 
 #: The word that turns thinking off.
@@ -55,6 +55,7 @@ class ChatPlan:
                     "tools", message=f"{self._called('tools')} are not supported by this server"
                 )
         self._refuse_reasoning_options()
+        self._refuse_constraint()
 
     @property
     def is_plain(self) -> bool:
@@ -165,10 +166,11 @@ class ChatPlan:
     def _binds_calls(self) -> bool:
         if self._tools is None:
             return False
-        is_strict = any(tool.is_strict for tool in self._call.offered_tools)
-        return self._call.tool_choice.is_forced or (
-            is_strict and self._call.request.sampling.constraint is None
-        )
+        constraint = self._call.request.sampling.constraint
+        # A structural tag says itself where calls may stand.
+        is_or = constraint is not None and constraint.kind is not ConstraintKind.STRUCTURAL_TAG
+        is_strict = constraint is None and any(tool.is_strict for tool in self._call.offered_tools)
+        return self._call.tool_choice.is_forced or is_strict or is_or
 
     def _constraint(self) -> Constraint | None:
         choice = self._call.tool_choice
@@ -177,10 +179,16 @@ class ChatPlan:
         tools: Sequence[Tool] = self._call.offered_tools
         if choice.mode is ToolMode.NAMED:
             tools = [tool for tool in tools if tool.name == choice.name]
-        grammar = self._tools.grammar(tools, self._formats.template)
-        write = grammar.forced if choice.is_forced else grammar.free
+        grammar, special = self._tools.grammar(tools, self._formats.template), self._formats.special_tokens
         is_parallel = self._call.has_parallel_calls and choice.mode is not ToolMode.NAMED
-        text = write(self._formats.special_tokens, is_parallel=is_parallel)
+        constraint = self._call.request.sampling.constraint
+        if choice.is_forced:
+            # No text but calls: what the text had to match is never asked.
+            text = grammar.forced(special, is_parallel=is_parallel)
+        elif constraint is None:
+            text = grammar.free(special, is_parallel=is_parallel)
+        else:
+            text = grammar.or_json(_schema_of(constraint), special, is_parallel=is_parallel)
         return Constraint(kind=ConstraintKind.GRAMMAR, text=text)
 
     def _span(self, request: GenerationRequest) -> ReasoningSpan | None:
@@ -202,12 +210,29 @@ class ChatPlan:
         if options.max_tokens is not None:
             raise self._no_reasoning("thinking_token_budget")
 
+    def _refuse_constraint(self) -> None:
+        constraint = self._call.request.sampling.constraint
+        if self._tools is None or self._call.tool_choice.is_forced or constraint is None:
+            return
+        if constraint.kind not in JSON_KINDS:
+            called = self._called("tools")
+            raise Unsupported(
+                called, message=f"{called} are not supported together with a {constraint.kind} constraint"
+            )
+
     def _no_reasoning(self, name: str) -> Unsupported:
         called = self._called(name)
         return Unsupported(called, message=f"{called} is not supported: this model has no reasoning to limit")
 
     def _called(self, name: str) -> str:
         return self._names.get(name, name)
+
+
+def _schema_of(constraint: Constraint) -> dict[str, Any]:
+    """What a text that is no call has to match."""
+    if constraint.kind is ConstraintKind.JSON_OBJECT:
+        return {"type": "object"}
+    return parse_json(constraint.text, "response_format")
 
 
 def _marks_of(reasoning: ReasoningFormat) -> ReasoningMarks:

@@ -112,12 +112,12 @@ class ChatStream:
 
     async def events(self) -> AsyncIterator[list[ChatEvent]]:
         """The events, in lists of what is there at once, until every choice has ended. Raises what ends it early."""
-        num_running = len(self.choices)
-        while num_running:
+        running = set(range(len(self.choices)))
+        while running:
             events: list[ChatEvent] = []
             for sequence in await self.generation.news():
                 update, choice = sequence.take(), self.choices[sequence.choice_index]
-                if choice.is_done:
+                if choice.index not in running:
                     continue
                 if self._wants_tokens and update.token_ids:
                     events.append(
@@ -131,7 +131,11 @@ class ChatStream:
                 events += choice.push(update.text, update.token_ids)
                 if sequence.finish is not None:
                     events += choice.finish(sequence.finish)
-                num_running -= choice.is_done
+                elif choice.is_done:
+                    # The parser has all that is wanted.
+                    sequence.end()
+                if choice.is_done:
+                    running.discard(choice.index)
             if events:
                 yield events
 

@@ -72,6 +72,15 @@ class CallGrammar:
         lead = f"({writer.text(self.lead)})? " if self.lead else ""
         return writer.grammar(f"start: {lead}{calls}")
 
+    def or_json(
+        self, schema: Mapping[str, Any], special_tokens: Mapping[str, int], *, is_parallel: bool
+    ) -> str:
+        """The grammar of outputs that are calls, or else JSON that matches the schema."""
+        writer = GrammarWriter(special_tokens)
+        calls = self._list(writer, writer.either(self.calls), is_parallel)
+        lead = f"({writer.text(self.lead)})? " if self.lead else ""
+        return writer.grammar(f"start: {lead}{calls} | {writer.part(Json(schema))}")
+
     def free(self, special_tokens: Mapping[str, int], *, is_parallel: bool) -> str:
         """The grammar of outputs that are any text, in which what begins as a call must be one."""
         writer = GrammarWriter(special_tokens)

@@ -173,5 +173,6 @@ def _loaded(text: str) -> object:
 
 def call_parts(tool: Tool, *, begin: str, arguments_key: str = "arguments", end: str = "") -> Sequence[Part]:
     """How the grammar writes one call object."""
-    head = f'{begin}{{"name": "{tool.name}", "{arguments_key}": '
-    return (head, Json(closed_schema(tool.parameters)), "}" + end)
+    head = f'"name": "{tool.name}", "{arguments_key}": '
+    # The brace stands alone, as it does in the grammar of any JSON that is allowed instead.
+    return (begin + "{", head, Json(closed_schema(tool.parameters)), "}" + end)
