@@ -33,6 +33,8 @@ def test_the_settings_are_these() -> None:
         "resume_timeout_s", "tokenize_timeout_s", "unready_after_s", "detokenize", "coalesce_duty",
         "tool_parser", "reasoning_parser",
         "coalesce_max_wait_ms",
+        "max_stored_responses", "max_stored_response_bytes", "mcp_servers", "mcp_allowed_urls", "mcp_connect_timeout_s",
+        "mcp_call_timeout_s", "mcp_max_result_bytes",
     }  # fmt: skip
 
 

@@ -16,11 +16,13 @@ from quire_gateway.requests import CallInfo
 from quire_gateway.servicers.calls import call_info
 from quire_gateway.servicers.http_bodies import write_pieces
 
+#: What grpc.aio registers; its type has two parameters in the stubs and none at run time.
+Handler = Any
 #: An endpoint that takes a body.
 BodyEndpoint = Callable[[bytes, CallInfo], Pieces]
 
 
-def body_handler(endpoint: BodyEndpoint) -> grpc.RpcMethodHandler:
+def body_handler(endpoint: BodyEndpoint) -> Handler:
     """The handler of an RPC that takes an HttpBody."""
 
     async def handle(request: Any, context: Any) -> None:
@@ -29,7 +31,7 @@ def body_handler(endpoint: BodyEndpoint) -> grpc.RpcMethodHandler:
     return grpc.unary_stream_rpc_method_handler(handle, httpbody_pb2.HttpBody.FromString)
 
 
-def message_handler(message: Any, endpoint: Callable[[Any, CallInfo], Pieces]) -> grpc.RpcMethodHandler:
+def message_handler(message: Any, endpoint: Callable[[Any, CallInfo], Pieces]) -> Handler:
     """The handler of an RPC that takes a `message` of its own; the endpoint gets it as it is."""
 
     async def handle(request: Any, context: Any) -> None:
@@ -38,8 +40,6 @@ def message_handler(message: Any, endpoint: Callable[[Any, CallInfo], Pieces]) -
     return grpc.unary_stream_rpc_method_handler(handle, message.FromString)
 
 
-def add_handlers(
-    server: grpc.aio.Server, service: str, handlers: Mapping[str, grpc.RpcMethodHandler]
-) -> None:
+def add_handlers(server: grpc.aio.Server, service: str, handlers: Mapping[str, Handler]) -> None:
     """Register a service of that full name."""
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, dict(handlers)),))
