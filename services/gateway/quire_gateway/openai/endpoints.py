@@ -207,4 +207,6 @@ def _model_object(model: ServedModel) -> dict[str, object]:
         "root": model.id,
         "parent": None,
         "max_model_len": model.max_model_len,
+        # Ours: what it can be asked for.
+        "tasks": sorted(task.value for task in model.tasks),
     }

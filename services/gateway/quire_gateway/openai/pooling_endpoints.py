@@ -136,14 +136,7 @@ class PoolingEndpoints:
 
     async def _pooling(self, body: bytes, account: Account) -> Document:
         request = parse(body, PoolingRequest)
-        model = self._runner.engines.model(request.model, None)
-        task = request.task_of(model)
-        wants = ModelTask.EMBED
-        if task is PoolingTask.CLASSIFY:
-            # A cross-encoder's only class is its score.
-            wants = ModelTask.CLASSIFY if ModelTask.CLASSIFY in model.tasks else ModelTask.SCORE
-            if ModelTask.EMBED in model.tasks:
-                wants = ModelTask.CLASSIFY
+        wants, task = request.task_of(self._runner.engines.model(request.model, request.wants))
         result = await self._runner.run(request.call(wants, task, request.dimensions), account)
         data = []
         for index, (vector, num_tokens) in enumerate(zip(result.vectors, result.num_tokens, strict=True)):

@@ -103,12 +103,13 @@ class InputRequest(CommonRequest):
         found = self.input
         items: list[Any] = found if isinstance(found, list) and not _is_tokens(found) else [found]
         if found == []:
-            raise InvalidRequest("input", "at least one text", "[]")
+            raise InvalidRequest("input", message="input must not be empty")
         return tuple(self._input(index, item) for index, item in enumerate(items))
 
     def _input(self, index: int, item: str | list[int]) -> PoolingInput:
         if not item:
-            raise InvalidRequest(self._name_of(index), "not empty", item)
+            name = self._name_of(index)
+            raise InvalidRequest(name, message=f"{name} must not be empty")
         if isinstance(item, str):
             return TextPrompt(item, self.add_special_tokens)
         return TokenPrompt(tuple(item))
@@ -136,11 +137,22 @@ class PoolingRequest(InputRequest):
     task: Literal["embed", "token_embed", "classify"] | None = None
     dimensions: int | None = None
 
-    def task_of(self, model: ServedModel) -> PoolingTask:
-        """What is to be made by that model."""
-        if self.task is not None:
-            return PoolingTask(self.task)
-        return PoolingTask.EMBED if ModelTask.EMBED in model.tasks else PoolingTask.CLASSIFY
+    @property
+    def wants(self) -> ModelTask | None:
+        """What the model must be able to; None: any vector will do."""
+        if self.task is None:
+            return None
+        # A cross-encoder's score is the value of its only class, so classes are no condition.
+        return None if self.task == "classify" else ModelTask.EMBED
+
+    def task_of(self, model: ServedModel) -> tuple[ModelTask, PoolingTask]:
+        """What is to be made by that model, and what it must be able to for it."""
+        embeds = ModelTask.EMBED in model.tasks
+        task = PoolingTask(self.task or ("embed" if embeds else "classify"))
+        if task is not PoolingTask.CLASSIFY:
+            return ModelTask.EMBED, task
+        is_cross_encoder = ModelTask.SCORE in model.tasks and not embeds
+        return ModelTask.SCORE if is_cross_encoder else ModelTask.CLASSIFY, task
 
 
 Texts = str | list[str]
