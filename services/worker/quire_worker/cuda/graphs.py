@@ -63,12 +63,16 @@ class DecodeGraphs:
         kernels.overlap = False
         self._sizes = sizes
 
-    def run(self, size: int, *, filtered: bool) -> tuple[Stream, torch.Tensor]:
-        """Replay the step that is packed; the stream and the logits are valid until the next replay of this size."""
+    def compute(self, size: int) -> torch.Tensor:
+        """Replay the decoder on the step that is packed; the logits, valid until the next replay of this size."""
         captured = self._captured[size]
         captured.body.replay()
+        return captured.logits
+
+    def sample(self, size: int, *, filtered: bool) -> None:
+        """Replay the sampling of the logits that `compute` left."""
+        captured = self._captured[size]
         (captured.filtered if filtered else captured.plain).replay()
-        return captured.stream, captured.logits
 
     def _capture(self, size: int, memory: Any) -> _Captured:
         model = self._model

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
+from quire_kernels.adjust_logits.by_slot import BySlot
 from quire_kernels.gpu.rope import Rope
 from quire_worker.cuda.state import DeviceTables, SamplingTable, StepInputs
 
@@ -167,6 +168,21 @@ class KernelSet(Protocol):
         kv_scale: tuple[float, float],
     ) -> None:
         """Ragged rows whose queries are rotated and whose keys and values are stored already."""
+        ...
+
+    def adjust_logits(
+        self,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        by_slot: BySlot,
+        tables: DeviceTables,
+        out: torch.Tensor,
+        *,
+        masks: torch.Tensor | None,
+        mask_rows: torch.Tensor | None,
+        forbids: bool,
+    ) -> None:
+        """out float32 = logits after biases, penalties, masks and what is forbidden now; see the operation."""
         ...
 
     def sample_tokens(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
+from quire_kernels.adjust_logits.by_slot import BySlot
+from quire_kernels.adjust_logits.reference import adjust_logits_reference
 from quire_kernels.gpu.rope import Rope
 from quire_kernels.gumbel_argmax.reference import gumbel_argmax_reference
 from quire_worker.cuda.state import (
@@ -240,6 +242,23 @@ class PlainKernels:
                 attn_mask=_visible(last - first, length, window, qkv.device), scale=scale, enable_gqa=True,
             )  # fmt: skip
             out[first:last] = attended[0].transpose(0, 1).flatten(1)
+
+    def adjust_logits(
+        self,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        by_slot: BySlot,
+        tables: DeviceTables,
+        out: torch.Tensor,
+        *,
+        masks: torch.Tensor | None,
+        mask_rows: torch.Tensor | None,
+        forbids: bool,
+    ) -> None:
+        """See KernelSet."""
+        out.copy_(
+            adjust_logits_reference(logits, slots, by_slot, tables, masks=masks, mask_rows=mask_rows)
+        )
 
     def sample_tokens(
         self,

@@ -15,19 +15,19 @@ import torch
 from numpy.typing import NDArray
 
 from quire_worker.cuda.columns import ColumnBuilder, StepColumns
+from quire_worker.cuda.device_logprobs import DeviceLogprobs, PendingLogprobs
+from quire_worker.cuda.device_sampling import DeviceSampling
 from quire_worker.cuda.graphs import DecodeGraphs
-from quire_worker.cuda.host_sampling import HostLogits, HostSampling, has_filter
 from quire_worker.cuda.model import DeviceModel
 from quire_worker.cuda.operations import StepShape, Stream
+from quire_worker.cuda.prompt_rows import PromptRows
 from quire_worker.cuda.results import PendingTokens, ResultBuffers
 from quire_worker.cuda.staging import Staging
 from quire_worker.cuda.step_packing import PackedStep, Placement, StepPacker
 from quire_worker.masks import MaskBox
 from quire_worker.slots import SlotTables
 from quire_worker.step import (
-    LogprobColumns,
     PromptLogprobs,
-    SamplingParams,
     StepOutcome,
     StepPlan,
     StepTimes,
@@ -44,7 +44,7 @@ class Launched:
     pending: PendingTokens
     started_ns: int
     launched_ns: int
-    logprobs: LogprobColumns | None = None
+    logprobs: PendingLogprobs | None = None
     prompt_logprobs: PromptLogprobs | None = None
     mask_wait_us: int = 0
 
@@ -63,9 +63,11 @@ class DeviceRunner:
         self._packer = StepPacker(staging, limits)
         self._tables = SlotTables(limits)
         self._columns = ColumnBuilder(self._tables, max_tokens)
-        self._host = HostSampling(model.loaded.spec.vocab_size, limits.max_num_seqs)
+        rows, device = limits.max_num_seqs, model.loaded.device
+        self._sampling = DeviceSampling(model.loaded.spec.vocab_size, rows, device)
+        self._logprobs = DeviceLogprobs(rows, device)
+        self._prompts = PromptRows(rows)
         self._results = ResultBuffers(limits.max_num_seqs, model.loaded.device)
-        self._filtered = np.zeros(limits.max_num_seqs, dtype=bool)
         # When the step before this one was known to have ended; written by `finish`.
         self._last_end_ns = 0
 
@@ -73,17 +75,19 @@ class DeviceRunner:
     def launch(self, plan: StepPlan) -> Launched:
         """Start a step. ValueError: a plan that contradicts what the worker knows; the slots are then to be reset."""
         started = time.perf_counter_ns()
-        sampling = self._admit(plan)
+        self._admit(plan)
         columns = self._columns.build(plan)
         self._check_copies(plan)
         # A graph samples all rows of its size; hidden states of a prompt are for the eager way.
         size = None
-        if columns.num_leading_decodes == len(columns.slots) > 0 and not self._host.wants_prompt_rows(
+        if columns.num_leading_decodes == len(columns.slots) > 0 and not self._prompts.are_wanted(
             plan.slots
         ):
             size = self._graphs.size_for(len(columns.slots))
         self._staging.begin()
-        packed = self._packer.pack(plan, columns, sampling, is_graph=size is not None)
+        packed = self._packer.pack(
+            plan, columns, [new.sampling for new in plan.new_sequences], is_graph=size is not None
+        )
         self._staging.send()
         self._apply(packed)
         if size is None:
@@ -100,7 +104,7 @@ class DeviceRunner:
             step_id=launched.step_id,
             slots=launched.slots.tolist(),
             token_ids=tokens.tolist(),
-            logprobs=launched.logprobs,
+            logprobs=None if launched.logprobs is None else launched.logprobs.columns(),
             prompt_logprobs=launched.prompt_logprobs,
             times=StepTimes(
                 prepare_us=(launched.launched_ns - launched.started_ns) // 1000,
@@ -113,21 +117,19 @@ class DeviceRunner:
     def reset(self) -> None:
         """Forget every sequence; blocks keep their content."""
         self._tables.release_all()
-        self._host.forget_all()
+        self._prompts.forget_all()
         self.masks.reset()
 
-    def _admit(self, plan: StepPlan) -> list[SamplingParams]:
-        """Releases and new sequences into the host's tables; how the device samples each new one."""
+    def _admit(self, plan: StepPlan) -> None:
+        """Releases and new sequences into the tables."""
         for slot in plan.released_slots:
             self._tables.release(slot)
-            self._host.forget(slot)
-        sampling = []
+            self._prompts.forget(slot)
         for sequence in plan.new_sequences:
             self._tables.place(sequence)
-            params = self._host.admit(sequence)
-            self._filtered[sequence.slot] = has_filter(params)
-            sampling.append(params)
-        return sampling
+            self._prompts.admit(sequence)
+            self._sampling.admit(sequence)
+            self._logprobs.admit(sequence)
 
     def _check_copies(self, plan: StepPlan) -> None:
         sources, targets = plan.copy_source_block_ids, plan.copy_target_block_ids
@@ -162,18 +164,17 @@ class DeviceRunner:
 
     def _run_graph(self, plan: StepPlan, columns: StepColumns, size: int, started: int) -> Launched:
         rows = np.flatnonzero(columns.samples)
-        slots = columns.slots[rows]
-        filtered = bool(self._filtered[slots].any())
-        _, logits = self._graphs.run(size, filtered=filtered)
-        pending = self._results.start(self._model.chosen[: len(columns.slots)])
-        if plan.masked_slots or self._host.is_needed(slots.tolist()):
-            chosen = self._model.chosen[torch.from_numpy(rows).to(logits.device)]
-            source = HostLogits(
-                chosen.cpu().numpy(), logits[torch.from_numpy(rows).to(logits.device)], _no_rows
-            )
-            tokens, logprobs = self._sample_on_host(plan, columns, slots, source)
-            return self._launched(plan, slots, np.arange(len(slots)), tokens, started, logprobs)
-        return self._launched(plan, slots, rows, pending, started)
+        slots, num_rows = columns.slots[rows], len(columns.slots)
+        filtered = self._sampling.is_filtered(slots)
+        logits = self._graphs.compute(size)
+        if plan.masked_slots or self._sampling.adjusts(slots):
+            here = self._model.packed_slots(num_rows)
+            self._sample_adjusted(plan, logits[:num_rows], here, columns.slots, filtered)
+        else:
+            self._graphs.sample(size, filtered=filtered)
+        logprobs = self._logprobs.start(logits, self._model.chosen, slots, rows)
+        pending = self._results.start(self._model.chosen[:num_rows])
+        return self._launched(plan, slots, rows, pending, started, logprobs)
 
     def _run_eager(self, plan: StepPlan, columns: StepColumns, packed: PackedStep, started: int) -> Launched:
         model, rows = self._model, np.flatnonzero(columns.samples)
@@ -184,7 +185,7 @@ class DeviceRunner:
                 plan, slots, rows, PendingTokens(np.zeros(0, dtype=np.int32), None), started
             )
         longest = int(columns.counts.max())
-        wants_prompt = self._host.wants_prompt_rows(plan.slots)
+        wants_prompt = self._prompts.are_wanted(plan.slots)
         model.prepare(len(columns.slots), longest)
         stream = model.compute(
             StepShape(
@@ -199,15 +200,19 @@ class DeviceRunner:
             return self._launched(plan, slots, rows, self._results.start(model.chosen[:0]), started)
         is_kept = len(stream.residual) == len(rows) != columns.num_tokens
         logits = model.logits(stream, None if is_kept else packed.sample_rows)
-        model.sample(logits, packed.sample_slots, filtered=bool(self._filtered[slots].any()))
-        if not (wants_prompt or plan.masked_slots or self._host.is_needed(slots.tolist())):
-            pending = self._results.start(model.chosen[: len(rows)])
-            return self._launched(plan, slots, np.arange(len(rows)), pending, started)
-        source = HostLogits(model.chosen[: len(rows)].cpu().numpy(), logits, self._rows_of(stream))
-        tokens, logprobs = self._sample_on_host(plan, columns, slots, source)
-        starts = np.append(columns.query_starts, columns.num_tokens)
-        prompts = self._host.prompt_logprobs(columns.slots, starts, source) if wants_prompt else None
-        return self._launched(plan, slots, np.arange(len(rows)), tokens, started, logprobs, prompts)
+        filtered = self._sampling.is_filtered(slots)
+        if plan.masked_slots or self._sampling.adjusts(slots):
+            self._sample_adjusted(plan, logits, packed.sample_slots, slots, filtered)
+        else:
+            model.sample(logits, packed.sample_slots, filtered=filtered)
+        places = np.arange(len(rows))
+        logprobs = self._logprobs.start(logits, model.chosen, slots, places)
+        pending = self._results.start(model.chosen[: len(rows)])
+        prompts = None
+        if wants_prompt:
+            starts = np.append(columns.query_starts, columns.num_tokens)
+            prompts = self._prompts.collect(columns.slots, starts, self._rows_of(stream))
+        return self._launched(plan, slots, places, pending, started, logprobs, prompts)
 
     def _rows_of(self, stream: Stream) -> Callable[[NDArray[np.int32]], torch.Tensor]:
         def of_rows(rows: NDArray[np.int32]) -> torch.Tensor:
@@ -215,21 +220,22 @@ class DeviceRunner:
 
         return of_rows
 
-    def _sample_on_host(
-        self, plan: StepPlan, columns: StepColumns, slots: NDArray[np.int64], source: HostLogits
-    ) -> tuple[PendingTokens, LogprobColumns | None]:
-        """The host's choice in place of the device's, in the slots' histories too. The device has run by now: only
-        sampling waits for masks."""
-        masks = None
+    def _sample_adjusted(
+        self,
+        plan: StepPlan,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        host_slots: NDArray[np.int64],
+        filtered: bool,
+    ) -> None:
+        """Sample rows of which some ask for more than filters. The decoder is under way: only this waits for masks."""
+        model, masks = self._model, {}
         if plan.masked_slots:
             masks, self._mask_wait_us = self.masks.wait(plan.step_id, plan.masked_slots)
-        tokens, logprobs = self._host.sample(slots, source, masks)
-        tables, device = self._model.tables, self._model.loaded.device
-        places = columns.ends[columns.samples]
-        tables.token_ids[torch.from_numpy(slots).to(device), torch.from_numpy(places).to(device)] = (
-            torch.from_numpy(tokens).to(device)
+        adjusted = self._sampling.adjust(
+            model.loaded.kernels, logits, slots, host_slots, model.tables, masks
         )
-        return PendingTokens(tokens, None), logprobs
+        model.sample(adjusted, slots, filtered=filtered)
 
     def _launched(
         self,
@@ -238,7 +244,7 @@ class DeviceRunner:
         rows: NDArray[np.int64],
         pending: PendingTokens,
         started: int,
-        logprobs: LogprobColumns | None = None,
+        logprobs: PendingLogprobs | None = None,
         prompt_logprobs: PromptLogprobs | None = None,
     ) -> Launched:
         now = time.perf_counter_ns()
@@ -246,7 +252,3 @@ class DeviceRunner:
         return Launched(
             plan.step_id, slots, rows, pending, started, now, logprobs, prompt_logprobs, mask_wait_us
         )
-
-
-def _no_rows(rows: NDArray[np.int32]) -> torch.Tensor:
-    raise AssertionError("prompt rows are kept by eager steps only")

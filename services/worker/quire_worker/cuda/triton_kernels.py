@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 
 from quire_kernels.add_rms_norm.op import add_rms_norm
+from quire_kernels.adjust_logits.by_slot import BySlot
+from quire_kernels.adjust_logits.op import adjust_logits
 from quire_kernels.decode_attention.op import DecodeWorkspace, decode_attention
 from quire_kernels.gemv.op import MAX_ROWS, gemv
 from quire_kernels.gpu.rope import Rope
@@ -200,6 +202,23 @@ class TritonKernels:
             qkv, pool, query_start_loc, seq_lens, table_rows, block_tables, out, num_heads=num_heads,
             max_query_len=max_query_len, scale=scale, window=window, kv_scale=kv_scale, has_own_keys=True, pdl=self.overlap,
         )  # fmt: skip
+
+    def adjust_logits(
+        self,
+        logits: torch.Tensor,
+        slots: torch.Tensor,
+        by_slot: BySlot,
+        tables: DeviceTables,
+        out: torch.Tensor,
+        *,
+        masks: torch.Tensor | None,
+        mask_rows: torch.Tensor | None,
+        forbids: bool,
+    ) -> None:
+        """See KernelSet."""
+        adjust_logits(
+            logits, slots, by_slot, tables, out, masks=masks, mask_rows=mask_rows, forbids=forbids
+        )
 
     def sample_tokens(
         self,

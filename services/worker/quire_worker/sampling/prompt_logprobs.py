@@ -6,14 +6,32 @@ The logits of a step's prompt rows are computed a few rows at a time: never one 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from quire_worker.input_batch import InputBatch
 from quire_worker.sampling.logprobs import LogprobCollector
 from quire_worker.step import NewSequence, PromptLogprobs
+
+
+class _Rows(Protocol):
+    """Which rows of the step are whose; see InputBatch."""
+
+    @property
+    def slots(self) -> NDArray[np.int64]:
+        """Of the step's sequences."""
+        ...
+
+    @property
+    def query_start_loc(self) -> NDArray[Any]:
+        """Where each sequence's rows begin, and the end."""
+        ...
+
+    @property
+    def max_seqs(self) -> int:
+        """Rows whose logits may be asked for at once."""
+        ...
 
 
 class _LogitsOf(Protocol):
@@ -73,7 +91,7 @@ class PromptScorer:
         """Whether tokens of the slot's prompt are still to be scored."""
         return slot in self._prompts
 
-    def collect(self, batch: InputBatch, forward: _LogitsOf) -> PromptLogprobs | None:
+    def collect(self, batch: _Rows, forward: _LogitsOf) -> PromptLogprobs | None:
         """What the rows of the step just run say; each position of a prompt comes once, in order."""
         if not self._prompts:
             return None

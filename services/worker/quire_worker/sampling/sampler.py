@@ -108,7 +108,7 @@ class Sampler:
     def admit(self, sequence: NewSequence) -> None:
         """Remember a new sequence. ValueError for ids outside the vocabulary."""
         params = sequence.sampling
-        self._check_ids(sequence)
+        check_ids(sequence, self._vocab_size)
         self._prompts.admit(sequence)
         self._plain[sequence.slot] = _is_plain(params)
         if self._plain[sequence.slot]:
@@ -206,21 +206,23 @@ class Sampler:
             np.array([state.num_known for state in states], dtype=np.int64),
         )
 
-    def _check_ids(self, sequence: NewSequence) -> None:
-        params = sequence.sampling
-        ids = (
-            *params.logit_bias,
-            *params.stop_token_ids,
-            *params.allowed_token_ids,
-            *params.logprob_token_ids,
-            *(token_id for bad in params.bad_token_sequences for token_id in bad),
-            *sequence.eos_token_ids,
-        )
-        tokens = np.asarray(sequence.token_ids)
-        if any(not 0 <= token < self._vocab_size for token in ids) or not (
-            tokens.min() >= 0 and tokens.max() < self._vocab_size
-        ):
-            raise ValueError(f"slot {sequence.slot}: a token id is outside 0..{self._vocab_size - 1}")
+
+def check_ids(sequence: NewSequence, vocab_size: int) -> None:
+    """ValueError if a sequence names or holds a token id outside the vocabulary."""
+    params = sequence.sampling
+    ids = (
+        *params.logit_bias,
+        *params.stop_token_ids,
+        *params.allowed_token_ids,
+        *params.logprob_token_ids,
+        *(token_id for bad in params.bad_token_sequences for token_id in bad),
+        *sequence.eos_token_ids,
+    )
+    tokens = np.asarray(sequence.token_ids)
+    if any(not 0 <= token < vocab_size for token in ids) or not (
+        tokens.min() >= 0 and tokens.max() < vocab_size
+    ):
+        raise ValueError(f"slot {sequence.slot}: a token id is outside 0..{vocab_size - 1}")
 
 
 def _is_plain(params: SamplingParams) -> bool:
