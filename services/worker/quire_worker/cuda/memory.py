@@ -77,8 +77,9 @@ def _run_worst_step(loaded: Loaded, request: PoolRequest, block_size: int) -> No
     length = min(tokens // num_seqs, request.max_model_len - 1)
     # All sequences share one block: what they read and write there does not matter.
     blocks = [1] * -(-(length + 1) // block_size)
-    # One sequence that asks is enough for the step's logits to be widened and copied.
-    sampling = [SamplingParams(top_p=0.9, seed=1)] * (num_seqs - 1) + [SamplingParams(num_logprobs=1, seed=1)]
+    # Every row asks for all that is worked out beside it.
+    asking = SamplingParams(top_p=0.9, seed=1, num_logprobs=20, frequency_penalty=0.1)
+    sampling = [asking] * num_seqs
     sequences = [
         NewSequence(slot, [0] * length, length, 0, blocks, sampling[slot]) for slot in range(num_seqs)
     ]
