@@ -7,6 +7,7 @@ sixteen, and for the plans that operations choose by size: so it is sizes on eit
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import product
 from typing import Final
 
@@ -21,6 +22,11 @@ _LENGTHS: Final = (7, 16, 300)
 _MANY_DECODES: Final = (3, 5, 9, 17, 32, 33, 64, 65, 128, 129, 208, 257, 496)
 _PLAIN: Final = SamplingParams(temperature=1.0)
 _FILTERED: Final = SamplingParams(temperature=1.0, top_p=0.9)
+_ADJUSTED: Final = SamplingParams(
+    temperature=1.0, frequency_penalty=0.1, logit_bias={0: 1.0}, allowed_token_ids=(0, 1), min_tokens=1,
+    stop_token_ids=(0,), bad_token_sequences=((1, 0),),
+)  # fmt: skip
+_ADJUSTED_AND_FILTERED: Final = replace(_ADJUSTED, top_p=0.9, num_logprobs=1)
 
 
 def run_all(runner: DeviceRunner, limits: SlotLimits, max_tokens: int) -> int:
@@ -40,6 +46,7 @@ def _plans(limits: SlotLimits, max_tokens: int) -> Iterator[tuple[list[int], lis
     kinds = [
         *product(_DECODES, _PREFILLS, _LENGTHS, (_PLAIN, _FILTERED)),
         *product(_MANY_DECODES, (1,), (16,), (_PLAIN,)),
+        *product((0, 1, 16), (1,), (16,), (_ADJUSTED, _ADJUSTED_AND_FILTERED)),
     ]
     for decodes, prefills, length, sampling in kinds:
         rows = decodes + prefills
