@@ -4,6 +4,7 @@ import asyncio
 import sys
 
 from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 
 server = MCPServer("test")
 
@@ -23,7 +24,7 @@ def dotted() -> str:
 @server.tool()
 def fail() -> str:
     """Fail."""
-    raise ValueError("as ordered")
+    raise ToolError("as ordered")
 
 
 @server.tool()
