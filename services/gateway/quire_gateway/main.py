@@ -129,7 +129,12 @@ class Gateway:
     def _add_servicers(self) -> None:
         settings, endpoints = (
             self.settings,
-            OpenAIEndpoints(self.generator, self.chat_runner, accept_grace_s=self.settings.accept_grace_s),
+            OpenAIEndpoints(
+                self.generator,
+                self.chat_runner,
+                accept_grace_s=self.settings.accept_grace_s,
+                has_reasoning_alias=self.settings.reasoning_content_alias,
+            ),
         )
         openai.OpenAIServicer(endpoints).add_to(self.server.grpc)
         pooling.add_pooling(self.server.grpc, PoolingEndpoints(self.pooling_runner))

@@ -122,6 +122,10 @@ class GatewaySettings(ServiceSettings):
     mcp_max_result_bytes: int = Field(
         256 << 10, ge=1, description="What is longer of a tool's result is cut, in bytes."
     )
+    reasoning_content_alias: bool = Field(
+        False,
+        description="Chat completions give the reasoning under its old name reasoning_content too.",
+    )
     coalesce_duty: float = Field(
         1.0,
         ge=0,

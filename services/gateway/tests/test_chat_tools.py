@@ -36,9 +36,8 @@ def serve(make_suite):
     async def start(text: str, template: str = HERMES, **options: Any) -> Any:
         tokenizer = FakeTokenizer(is_text_bytes=True)
         tokenizer.chat_templates = [template]
-        settings = {
-            name: options.pop(name) for name in ("tool_parser", "reasoning_parser") if name in options
-        }
+        names = ("tool_parser", "reasoning_parser", "reasoning_content_alias")
+        settings = {name: options.pop(name) for name in names if name in options}
         scheduler = FakeScheduler(text_of=lambda submit, index: text.encode(), **options)
         return await make_suite([scheduler], [tokenizer], **settings)
 
@@ -326,6 +325,28 @@ async def test_reasoning_can_be_left_out(serve):
     whole = (await suite.client.chat(include_reasoning=False)).json
     assert "reasoning" not in whole["choices"][0]["message"]
     assert whole["usage"]["completion_tokens_details"]["reasoning_tokens"] > 0
+
+
+async def test_reasoning_under_its_old_name(serve):
+    """With reasoning_content_alias clients of the old name find the reasoning too, streamed and at once."""
+    suite = await serve(THOUGHT, THINKING, reasoning_content_alias=True)
+    message = (await suite.client.chat()).json["choices"][0]["message"]
+    assert message["reasoning_content"] == message["reasoning"]
+    chunks = (await suite.client.chat(stream=True)).chunks
+    deltas = [
+        choice["delta"] for chunk in chunks for choice in chunk["choices"] if "reasoning" in choice["delta"]
+    ]
+    assert "".join(delta["reasoning_content"] for delta in deltas) == message["reasoning"]
+
+
+async def test_an_answer_with_reasoning_can_be_sent_back(serve):
+    """Messages go back as clients got them; their reasoning reaches the template under the name that templates know."""
+    suite = await serve(THOUGHT, THINKING)
+    message = (await suite.client.chat(tools=[WEATHER, NOW])).json["choices"][0]["message"]
+    body = {"messages": [{"role": "user", "content": "x"}, message], "tools": [WEATHER, NOW]}
+    assert (await suite.client.post("ChatCompletions", body)).status == 200
+    rendered, _ = suite.tokenizer.rendered[-1]
+    assert rendered[1]["reasoning_content"] == message["reasoning"]
 
 
 async def test_stop_texts_are_not_found_in_reasoning(serve):

@@ -31,10 +31,12 @@ def test_the_settings_are_these() -> None:
     assert own == {
         "tokenizers", "schedulers", "gateway_id", "max_in_flight", "max_in_flight_per_tenant", "accept_grace_s",
         "resume_timeout_s", "tokenize_timeout_s", "unready_after_s", "detokenize", "coalesce_duty",
-        "tool_parser", "reasoning_parser",
+        "tool_parser", "reasoning_parser", "reasoning_content_alias",
         "coalesce_max_wait_ms",
         "max_stored_responses", "max_stored_response_bytes", "mcp_servers", "mcp_allowed_urls", "mcp_connect_timeout_s",
         "mcp_call_timeout_s", "mcp_max_result_bytes",
+        "engine_tokenizers", "max_logprobs", "generation_config", "default_sampling",
+        "trust_request_chat_template", "management_clients",
     }  # fmt: skip
 
 

@@ -30,6 +30,8 @@ class ChatAnswer:
     """Writes what an Answer's envelope carries."""
 
     answer: Answer
+    #: Names under which reasoning is given.
+    reasoning_names: tuple[str, ...] = ("reasoning",)
     #: Per choice: tokens whose chunk is still to come.
     _tokens: dict[int, TokensSampled] = field(default_factory=dict)
 
@@ -50,7 +52,7 @@ class ChatAnswer:
         if isinstance(event, ChoiceFinished):
             pending = self._bare(index) if index in self._tokens else b""
             return pending + self.answer.end(index, _end_of(event), _NOTHING)
-        delta = _delta_of(event)
+        delta = self._delta_of(event)
         return self.answer.chunk(index, {"delta": delta}, self._taken(index, "")) if delta else b""
 
     def _bare(self, index: int) -> bytes:
@@ -68,36 +70,34 @@ class ChatAnswer:
     def whole(self, results: Sequence[ChoiceResult]) -> bytes:
         """The answer of a call that is not streamed."""
         outputs = [Update(result.text, result.token_ids, result.logprobs, 0) for result in results]
-        parsed = [{"message": _message_of(result), **_end_of(result.finish)} for result in results]
+        parsed = [{"message": self._message_of(result), **_end_of(result.finish)} for result in results]
         return self.answer.whole(outputs, parsed)
 
+    def _delta_of(self, event: ChatEvent) -> dict[str, Any]:
+        """The delta of an event that is neither text nor an end; empty if there is nothing to tell."""
+        if isinstance(event, ReasoningDelta):
+            return dict.fromkeys(self.reasoning_names, event.text)
+        if isinstance(event, ToolCallStarted):
+            function = {"name": event.name, "arguments": ""}
+            call = {"index": event.call_index, "id": event.call_id, "type": "function", "function": function}
+            return {"tool_calls": [call]}
+        if isinstance(event, ToolArgumentsDelta):
+            return {"tool_calls": [{"index": event.call_index, "function": {"arguments": event.text}}]}
+        return {}
 
-def _delta_of(event: ChatEvent) -> dict[str, Any]:
-    """The delta of an event that is neither text nor an end; empty if there is nothing to tell."""
-    if isinstance(event, ReasoningDelta):
-        return {"reasoning": event.text}
-    if isinstance(event, ToolCallStarted):
-        function = {"name": event.name, "arguments": ""}
-        call = {"index": event.call_index, "id": event.call_id, "type": "function", "function": function}
-        return {"tool_calls": [call]}
-    if isinstance(event, ToolArgumentsDelta):
-        return {"tool_calls": [{"index": event.call_index, "function": {"arguments": event.text}}]}
-    return {}
-
-
-def _message_of(result: ChoiceResult) -> dict[str, Any]:
-    calls = [
-        {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
-        for call in result.tool_calls
-    ]
-    # Where there is a call, no text is null; otherwise an answer always has a text.
-    message: dict[str, Any] = {"role": "assistant", "content": result.text or (None if calls else "")}
-    message["refusal"] = None
-    if result.reasoning:
-        message["reasoning"] = result.reasoning
-    if calls:
-        message["tool_calls"] = calls
-    return message
+    def _message_of(self, result: ChoiceResult) -> dict[str, Any]:
+        calls = [
+            {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+            for call in result.tool_calls
+        ]
+        # Where there is a call, no text is null; otherwise an answer always has a text.
+        content = result.text or (None if calls else "")
+        message: dict[str, Any] = {"role": "assistant", "content": content, "refusal": None}
+        if result.reasoning:
+            message |= dict.fromkeys(self.reasoning_names, result.reasoning)
+        if calls:
+            message["tool_calls"] = calls
+        return message
 
 
 def _end_of(finish: ChoiceFinished) -> dict[str, Any]:

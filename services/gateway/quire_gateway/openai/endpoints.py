@@ -42,15 +42,18 @@ class OpenAIEndpoints:
         runner: ChatRunner | None = None,
         *,
         accept_grace_s: float = 0.2,
+        has_reasoning_alias: bool = False,
         clock: Callable[[], float] = time.time,
     ) -> None:
         """accept_grace_s: how long a stream's head waits for the engine to take or refuse the request.
 
         The status cannot change once the head is out. An idle engine answers within a step and a full queue at once;
-        a request that only waits its turn gets its head after this time.
+        a request that only waits its turn gets its head after this time. has_reasoning_alias: reasoning is given
+        under its old name too.
         """
         self._generator, self._accept_grace_s, self._clock = generator, accept_grace_s, clock
         self._runner = runner or ChatRunner(generator)
+        self._reasoning_names = ("reasoning", "reasoning_content") if has_reasoning_alias else ("reasoning",)
 
     async def chat_completions(self, body: bytes, call: CallInfo) -> Pieces:
         """POST /v1/chat/completions."""
@@ -145,7 +148,7 @@ class OpenAIEndpoints:
 
     async def _parsed(self, answer: Answer, stream: ChatStream) -> Pieces:
         """An answer that can hold reasoning and calls."""
-        writer = ChatAnswer(answer)
+        writer = ChatAnswer(answer, self._reasoning_names)
         if not answer.request.stream:
             body = writer.whole(await stream.collect())
             yield Head(200, JSON)
