@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import codecs
 import json
+import struct
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+from gateway_fake_scores import add_logprobs, add_prompt_scores
 from google.rpc import code_pb2, status_pb2
 
 from quire.model.v1 import model_pb2
@@ -62,8 +64,15 @@ class FakeTokenizer(tokenizer_service_pb2_grpc.TokenizerServicer):
         encoded = [
             ([BOS] if request.add_special_tokens else []) + list(text.encode()) for text in request.texts
         ]
+        starts = [len(ids) + 1 for ids in encoded] if request.second_texts else []
+        for ids, second in zip(encoded, request.second_texts, strict=False):
+            ids += [EOS, *second.encode()]
+        if request.HasField("max_tokens"):
+            encoded = [ids[: request.max_tokens] for ids in encoded]
         return encode_pb2.EncodeResponse(
-            token_ids=[i for ids in encoded for i in ids], num_tokens=[len(ids) for ids in encoded]
+            token_ids=[i for ids in encoded for i in ids],
+            num_tokens=[len(ids) for ids in encoded],
+            second_text_starts=starts,
         )
 
     async def RenderChat(
@@ -183,6 +192,14 @@ class FakeScheduler(scheduler_service_pb2_grpc.SchedulerServicer):
     scored: dict[int, int] = field(default_factory=dict)
     running: dict[tuple[int, int], _Running] = field(default_factory=dict)
     num_frames: int = 0
+    tasks: list[int] = field(default_factory=list)
+    labels: list[str] = field(default_factory=list)
+    embedding_size: int = 0
+    #: The vector of a pooled request.
+    vector_of: Callable[[serve_pb2.Submit], list[float]] = lambda submit: [
+        float(len(submit.prompt_token_ids))
+    ]
+    pooled: list[serve_pb2.Submit] = field(default_factory=list)
 
     def __hash__(self) -> int:
         return id(self)
@@ -204,11 +221,12 @@ class FakeScheduler(scheduler_service_pb2_grpc.SchedulerServicer):
                 if self.break_after is not None and self.num_frames >= self.break_after:
                     self.break_after = None
                     await context.abort(grpc.StatusCode.UNAVAILABLE, "told to break")
-                if not self.is_paused and (self.running or rejections):
+                if not self.is_paused and (self.running or rejections or self.pooled):
                     yield serve_pb2.ServeResponse(step_frame=self._step(rejections, started))
         finally:
             reader.cancel()
             self.running.clear()
+            self.pooled.clear()
 
     def _ready(self) -> serve_pb2.Ready:
         model = model_pb2.ModelInfo(
@@ -219,6 +237,9 @@ class FakeScheduler(scheduler_service_pb2_grpc.SchedulerServicer):
             default_sampling=self.default_sampling,
             created_unix_s=1_700_000_000,
             fingerprint="0123456789abcdef",
+            tasks=self.tasks,  # type: ignore[arg-type]
+            labels=self.labels,
+            embedding_size=self.embedding_size,
         )
         return serve_pb2.Ready(
             scheduler_id="s", model=model, block_size=16, max_model_len=self.max_model_len, load=self._load()
@@ -248,6 +269,9 @@ class FakeScheduler(scheduler_service_pb2_grpc.SchedulerServicer):
             started.append(submit.handle)
             if submit.sampling.HasField("num_prompt_logprobs"):
                 self.scored[submit.handle] = 0
+            if submit.HasField("pooling"):
+                self.pooled.append(submit)
+                continue
             resumed = {s.sequence_index: list(s.output_token_ids) for s in submit.resumed}
             for index in resumed or range(max(1, submit.n)):
                 self.running[submit.handle, index] = _Running(submit, index, resumed.get(index, []))
@@ -261,7 +285,9 @@ class FakeScheduler(scheduler_service_pb2_grpc.SchedulerServicer):
         rejections.clear()
         started.clear()
         reasons = []
-        self._score_prompts(frame)
+        add_prompt_scores(
+            frame, self.scored, {h: s.submit for (h, _), s in self.running.items()}, self.prompt_chunk
+        )
         ready = [(key, sequence) for key, sequence in self.running.items() if key[0] not in self.scored]
         for row, ((handle, index), sequence) in enumerate(ready):
             tokens, reason = self._advance(sequence)
@@ -274,11 +300,27 @@ class FakeScheduler(scheduler_service_pb2_grpc.SchedulerServicer):
                 del self.running[handle, index]
             sampling = sequence.submit.sampling
             if sampling.HasField("num_logprobs") or sampling.logprob_token_ids:
-                self._add_logprobs(frame, row, tokens, sequence)
+                before = [*sequence.submit.prompt_token_ids, *sequence.output[: -len(tokens)]]
+                likely = self.next_tokens(before) if self.next_tokens is not None else None
+                add_logprobs(frame, row, tokens, sampling, likely)
+        reasons += self._pool(frame)
         if any(reasons):
             frame.finish_reasons.extend(reasons)
         frame.load.CopyFrom(self._load())
         return frame
+
+    def _pool(self, frame: serve_pb2.StepFrame) -> list[int]:
+        """A vector for every pooled request, each with the end of its only sequence."""
+        pooled, self.pooled[:] = list(self.pooled), []
+        for submit in pooled:
+            frame.handles.append(submit.handle)
+            frame.sequence_indices.append(0)
+            frame.num_tokens.append(0)
+            vector = self.vector_of(submit)
+            frame.pooled_handles.append(submit.handle)
+            frame.pooled.num_values.append(len(vector))
+            frame.pooled.values += struct.pack(f"<{len(vector)}f", *vector)
+        return [sampling_pb2.FINISH_REASON_STOP] * len(pooled)
 
     def _advance(self, sequence: _Running) -> tuple[list[int], int]:
         text = [*self.text_of(sequence.submit, sequence.index), EOS]
@@ -294,47 +336,6 @@ class FakeScheduler(scheduler_service_pb2_grpc.SchedulerServicer):
             if self.end_with is not None and len(sequence.output) >= 3:
                 return tokens, self.end_with
         return tokens, 0
-
-    def _score_prompts(self, frame: serve_pb2.StepFrame) -> None:
-        """The next positions of each prompt whose log-probabilities are wanted; the last ones come with the output."""
-        found = frame.prompt_logprobs
-        for handle, done in list(self.scored.items()):
-            submit = next((s.submit for (h, _), s in self.running.items() if h == handle), None)
-            if submit is None:
-                del self.scored[handle]
-                continue
-            last = len(submit.prompt_token_ids) - 1
-            for position in range(done + 1, min(done + self.prompt_chunk, last) + 1):
-                num_top = submit.sampling.num_prompt_logprobs
-                found.handles.append(handle)
-                found.positions.append(position)
-                found.logprobs.logprobs.append(-position / 8)
-                found.logprobs.ranks.append(2)
-                found.logprobs.num_top.append(num_top)
-                found.logprobs.top_token_ids.extend(range(65, 65 + num_top))
-                found.logprobs.top_logprobs.extend([-0.25 - k for k in range(num_top)])
-            self.scored[handle] = min(done + self.prompt_chunk, last)
-            if self.scored[handle] == last:
-                del self.scored[handle]
-
-    def _add_logprobs(
-        self, frame: serve_pb2.StepFrame, row: int, tokens: list[int], sequence: _Running
-    ) -> None:
-        sampling = sequence.submit.sampling
-        for token in tokens:
-            top = [(token, -0.5), *((65 + k, -1.5 - k) for k in range(sampling.num_logprobs))]
-            top = top[: sampling.num_logprobs]
-            if sampling.logprob_token_ids:
-                top = [(token_id, -3.0) for token_id in sampling.logprob_token_ids]
-            if self.next_tokens is not None:
-                before = [*sequence.submit.prompt_token_ids, *sequence.output[: -len(tokens)]]
-                top = self.next_tokens(before)[: sampling.num_logprobs]
-            frame.logprobs.rows.append(row)
-            frame.logprobs.logprobs.append(-0.5)
-            frame.logprobs.ranks.append(1)
-            frame.logprobs.num_top.append(len(top))
-            frame.logprobs.top_token_ids.extend(token_id for token_id, _ in top)
-            frame.logprobs.top_logprobs.extend(value for _, value in top)
 
     def _load(self) -> load_pb2.Load:
         return load_pb2.Load(num_running=len(self.running), num_total_blocks=100, num_free_blocks=100)
