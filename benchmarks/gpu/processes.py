@@ -49,6 +49,7 @@ class Pair:
     address: str
     worker_log: Path
     started_s: float
+    processes: list[subprocess.Popen[bytes]]
     ready_s: float = 0.0
 
     def worker_events(self) -> list[dict[str, Any]]:
@@ -81,7 +82,7 @@ def running_pair(options: EngineOptions) -> Iterator[Pair]:
                 processes.append(
                     subprocess.Popen([sys.executable, "-m", *command, *flags], env=environment, stderr=file)
                 )
-        yield Pair(scheduler, logs[0], started_s)
+        yield Pair(scheduler, logs[0], started_s, processes)
     finally:
         for process in reversed(processes):
             process.terminate()
@@ -105,6 +106,8 @@ class EngineClient:
                 await asyncio.sleep(0.02)
                 if any(event.get("level") == "error" for event in pair.worker_events()):
                     raise RuntimeError("the worker failed")
+                if any(process.poll() is not None for process in pair.processes):
+                    raise RuntimeError("the scheduler or the worker has ended; see their logs")
         client = cls(scheduler_service_pb2_grpc.SchedulerStub(channel).Serve())
         await client._call.write(serve_pb2.ServeRequest(hello=serve_pb2.Hello(gateway_id="engine-benchmark")))
         client.vocab_size = (await client._call.read()).ready.model.vocab_size

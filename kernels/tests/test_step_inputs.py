@@ -8,7 +8,8 @@ from quire_kernels.step_inputs.op import place_sequences, prepare_step
 from quire_kernels.step_inputs.reference import place_sequences_reference, prepare_step_reference
 
 _INPUTS = (
-    "token_ids", "positions", "slot_mapping", "query_start_loc", "seq_lens", "table_rows", "sample_rows"
+    "token_ids", "positions", "slot_mapping", "query_start_loc", "seq_lens", "table_rows", "sample_rows",
+    "decode_lens",
 )  # fmt: skip
 _TABLES = ("token_ids", "num_tokens", "num_computed", "block_tables")
 

@@ -5,7 +5,9 @@ through a block table every tile is a gather. Only what was cached before the st
 
 Legend as in kernel.py. In addition:
 rows             descriptor of qkv as [T, (H + 2 G) * D], boxes of [TILE, D]; queries and keys rotated
-Grid: (G, S, tiles of the longest run); the last tiles, which see most keys, start first.
+tiles            how many entries follow, then sequence << 16 | tile of each tile of tokens; for captured launches
+Grid: (G, S, tiles of the longest run), or (G, most entries of the list); the last tiles, which see most keys, start
+first.
 """
 
 from __future__ import annotations
@@ -45,17 +47,24 @@ def _attend_own(acc, peak, total, q, rows, first_row, key_column, value_column, 
 @fast
 @triton.jit
 def _own_keys_kernel(
-    qkv, qkv_stride, rows, pool, query_start_loc, seq_lens, table_rows, block_tables, table_stride, sinks, out,
+    qkv, qkv_stride, rows, pool, query_start_loc, seq_lens, table_rows, block_tables, table_stride, sinks, tiles, out,
     out_stride, qk_scale, soft_cap,
     H: tl.constexpr, G: tl.constexpr, D: tl.constexpr, B: tl.constexpr, ROWS: tl.constexpr, TILE: tl.constexpr,
-    SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr,
+    SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, LISTED: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     R: tl.constexpr = H // G
     TOKENS: tl.constexpr = ROWS // R
     group = tl.program_id(0)
-    sequence = tl.program_id(1)
-    tile = tl.num_programs(2) - 1 - tl.program_id(2)
     wait_for_inputs(PDL)
+    if LISTED:
+        if tl.program_id(1) >= tl.load(tiles):
+            return
+        entry = tl.load(tiles + 1 + tl.program_id(1))
+        sequence = entry >> 16
+        tile = entry & 65535
+    else:
+        sequence = tl.program_id(1)
+        tile = tl.num_programs(2) - 1 - tl.program_id(2)
     first_row = tl.load(query_start_loc + sequence)
     count = tl.load(query_start_loc + sequence + 1) - first_row
     if tile * TOKENS >= count:
@@ -123,6 +132,7 @@ def launch(
     block_tables: torch.Tensor,
     out: torch.Tensor,
     sinks: torch.Tensor | None,
+    tiles: torch.Tensor | None,
     *,
     num_heads: int,
     max_query_len: int,
@@ -137,9 +147,12 @@ def launch(
     log2e = 1.4426950408889634
     boxes = TensorDescriptor(qkv, list(qkv.shape), list(qkv.stride()), [tile, head_dim])
     grid = (kv_heads, len(seq_lens), triton.cdiv(max_query_len, rows // (num_heads // kv_heads)))
+    if tiles is not None:
+        grid = (kv_heads, len(tiles) - 1, 1)
     _own_keys_kernel[grid](
         qkv, qkv.stride(0), boxes, pool, query_start_loc, seq_lens, table_rows, block_tables, block_tables.stride(0),
-        qkv if sinks is None else sinks, out, out.stride(0), scale * log2e, soft_cap * log2e, H=num_heads, G=kv_heads,
-        D=head_dim, B=block_size, ROWS=rows, TILE=tile, SOFT_CAP=soft_cap > 0.0, SINKS=sinks is not None,
-        STAGES=stages, num_warps=warps, num_stages=stages, **options,
+        qkv if sinks is None else sinks, table_rows if tiles is None else tiles, out, out.stride(0), scale * log2e,
+        soft_cap * log2e, H=num_heads, G=kv_heads, D=head_dim, B=block_size, ROWS=rows, TILE=tile,
+        SOFT_CAP=soft_cap > 0.0, SINKS=sinks is not None, LISTED=tiles is not None, STAGES=stages, num_warps=warps,
+        num_stages=stages, **options,
     )  # fmt: skip

@@ -29,9 +29,14 @@ def default_plan(head_dim: int, element_bytes: int) -> Plan:
 
 def own_keys_plan(head_dim: int, element_bytes: int) -> Plan:
     """As default_plan, where new keys come from qkv."""
-    if head_dim * element_bytes > 256:
+    if head_dim * element_bytes > 256 or element_bytes > 2:
         return Plan(64, 32, 4, 2)
     return Plan(128, 64, 8, 3)
+
+
+def tokens_of_tile(num_heads: int, kv_heads: int, head_dim: int, element_bytes: int) -> int:
+    """How many tokens of one run a listed tile has."""
+    return own_keys_plan(head_dim, element_bytes).rows // (num_heads // kv_heads)
 
 
 def prefill_attention(
@@ -51,6 +56,7 @@ def prefill_attention(
     sinks: torch.Tensor | None = None,
     kv_scale: tuple[float, float] = (1.0, 1.0),
     has_own_keys: bool = False,
+    tiles: torch.Tensor | None = None,
     plan: Plan | None = None,
     pdl: bool = False,
 ) -> None:
@@ -60,7 +66,9 @@ def prefill_attention(
     and head, the new tokens' own among them; query_start_loc int32 [S + 1]; seq_lens int32 [S], the new tokens
     included; table_rows int32 [S]: rows of block_tables int32 [rows, blocks]; out: [T, H * D]; max_query_len: no run is
     longer. window, soft_cap, sinks, kv_scale: as in decode_attention. has_own_keys: qkv has the new tokens'
-    keys rotated, too, as rope_kv_write_gpu leaves them, and they may be read there. Rows of no sequence are not written.
+    keys rotated, too, as rope_kv_write_gpu leaves them, and they may be read there. tiles: int32 [1 + most],
+    how many entries count, then sequence << 16 | tile of tokens_of_tile tokens, of the sequences to be computed; the
+    launch is then the same whatever is in the list. Rows of no sequence are not written.
     """
     if pool.dim() != 5 or pool.shape[1] != 2 or not pool.is_contiguous():
         raise ValueError(f"pool must be contiguous [num_blocks, 2, G, B, D], got {list(pool.shape)}")
@@ -85,11 +93,15 @@ def prefill_attention(
     if has_own_keys and kernel_own_keys.can_run(qkv, pool, window):
         chosen = plan or own_keys_plan(head_dim, qkv.element_size())
         kernel_own_keys.launch(
-            qkv, pool, query_start_loc, seq_lens, table_rows, block_tables, out, sinks, num_heads=num_heads,
+            qkv, pool, query_start_loc, seq_lens, table_rows, block_tables, out, sinks, tiles, num_heads=num_heads,
             max_query_len=max_query_len, scale=scale, soft_cap=soft_cap,
             plan=(chosen.rows, chosen.tile, chosen.warps, chosen.stages), options=pdl_options(pdl),
         )  # fmt: skip
         return
+    if tiles is not None:
+        raise ValueError(
+            "tiles can't be listed for a window, heads of other than a power of two, or an fp8 pool"
+        )
     chosen = plan or default_plan(head_dim, qkv.element_size())
     kernel.launch(
         qkv, pool, query_start_loc, seq_lens, table_rows, block_tables, out, sinks, num_heads=num_heads,

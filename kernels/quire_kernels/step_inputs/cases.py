@@ -24,6 +24,7 @@ class StepTensors:
     seq_lens: torch.Tensor
     table_rows: torch.Tensor
     sample_rows: torch.Tensor
+    decode_lens: torch.Tensor
 
 
 def slot_tables(device: str, block_size: int = 16) -> SlotTables:
@@ -78,7 +79,7 @@ class StepCase:
         tokens = first + self.pads + 4
         inputs = StepTensors(
             poison(tokens), poison(tokens), poison(tokens, torch.int64), poison(_SLOTS + 1), poison(_SLOTS),
-            poison(_SLOTS), poison(_SLOTS),
+            poison(_SLOTS), poison(_SLOTS), poison(_SLOTS),
         )  # fmt: skip
         return packed, tables, inputs
 

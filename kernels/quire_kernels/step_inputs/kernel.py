@@ -2,7 +2,8 @@
 
 Legend: M slots, N rows of the launch (a batch bucket), B tokens of a block. All pointers are int32 but slot_mapping.
 
-packed       header of 8, then columns of M: slots, num_new_tokens, query starts, num_new_blocks, block offsets; blocks
+packed       header of 8: sequences, tokens, leading rows of one token; then columns of M: slots, num_new_tokens, query
+             starts, num_new_blocks, block offsets; blocks
 tokens       [M, tokens of a slot]   known tokens; row stride token_stride
 tables       [M, blocks]             block tables; row stride table_stride
 Grid of _prepare: (N, tiles of the longest run); of _place: (sequences, tiles).
@@ -29,7 +30,7 @@ RECORD = 8
 @triton.jit(do_not_specialize=["num_rows"])
 def _prepare_kernel(
     packed, tokens, token_stride, num_computed, tables, table_stride, token_ids, positions, slot_mapping,
-    query_start_loc, seq_lens, table_rows, sample_rows, num_rows,
+    query_start_loc, seq_lens, table_rows, sample_rows, decode_lens, num_rows,
     M: tl.constexpr, B: tl.constexpr, TILE: tl.constexpr, ONE_TILE: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0)
@@ -67,6 +68,7 @@ def _prepare_kernel(
     if tile == 0:
         length = tl.where(there, start + count, 0)
         tl.store(seq_lens + row, length)
+        tl.store(decode_lens + row, tl.where(row < tl.load(packed + 2), length, 0))
         tl.store(table_rows + row, tl.maximum(slot, 0))
         tl.store(query_start_loc + row, first)
         after = first + tl.where(there, count, 1)
@@ -124,8 +126,8 @@ def launch_prepare(
     _prepare_kernel[(num_rows, tiles)](
         packed, tables.token_ids, tables.token_ids.stride(0), tables.num_computed, tables.block_tables,
         tables.block_tables.stride(0), inputs.token_ids, inputs.positions, inputs.slot_mapping, inputs.query_start_loc,
-        inputs.seq_lens, inputs.table_rows, inputs.sample_rows, num_rows, M=len(tables.num_tokens), B=block_size,
-        TILE=tile, ONE_TILE=tiles == 1, num_warps=1 if max_query_len == 1 else 4, **options,
+        inputs.seq_lens, inputs.table_rows, inputs.sample_rows, inputs.decode_lens, num_rows, M=len(tables.num_tokens),
+        B=block_size, TILE=tile, ONE_TILE=tiles == 1, num_warps=1 if max_query_len == 1 else 4, **options,
     )  # fmt: skip
     if tiles > 1:
         _advance_kernel[(num_rows,)](packed, tables.num_computed, inputs.seq_lens, num_warps=1, **options)

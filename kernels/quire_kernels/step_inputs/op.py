@@ -29,7 +29,7 @@ class Tables(Protocol):
 
 class Inputs(Protocol):
     """Of a step, int32 but slot_mapping (int64): token_ids, positions, slot_mapping [T]; query_start_loc [S + 1];
-    seq_lens, table_rows, sample_rows [S]."""
+    seq_lens, table_rows, sample_rows, decode_lens [S]."""
 
     @property
     def token_ids(self) -> torch.Tensor: ...  # noqa: D102
@@ -45,6 +45,8 @@ class Inputs(Protocol):
     def table_rows(self) -> torch.Tensor: ...  # noqa: D102
     @property
     def sample_rows(self) -> torch.Tensor: ...  # noqa: D102
+    @property
+    def decode_lens(self) -> torch.Tensor: ...  # noqa: D102
 
 
 def prepare_step(
@@ -59,7 +61,8 @@ def prepare_step(
 ) -> None:
     """Append new blocks to the tables, advance num_computed, and write the inputs of num_rows rows.
 
-    packed: int32; [0] sequences, [1] tokens of the step; from 8 on columns of M entries each: slots (-1: a row that
+    packed: int32; [0] sequences, [1] tokens of the step, [2] leading rows of one token, whose lengths are decode_lens
+    (0 for the other rows); from 8 on columns of M entries each: slots (-1: a row that
     pads), num_new_tokens, query starts, num_new_blocks, offsets into the list of new blocks, which follows. A row that
     pads becomes one token of id 0, length 0, slot_mapping -1, behind the step's tokens. max_query_len: no row has more
     new tokens. A row's new blocks belong right behind those

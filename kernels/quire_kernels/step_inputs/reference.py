@@ -28,6 +28,7 @@ def prepare_step_reference(
         if row >= values[0] or slot < 0:
             at = values[1] + row - values[0]
             _write(inputs, row, at, torch.zeros(1), torch.zeros(1), torch.tensor([-1]), length=0, table_row=0)
+            inputs.decode_lens[row] = 0
             continue
         start = int(tables.num_computed[slot])
         held = -(-start // block_size)
@@ -39,6 +40,7 @@ def prepare_step_reference(
         mapping = ids * block_size + positions % block_size
         tokens = tables.token_ids[slot, positions]
         _write(inputs, row, first, tokens, positions, mapping, length=start + count, table_row=slot)
+        inputs.decode_lens[row] = start + count if row < values[2] else 0
         tables.num_computed[slot] = start + count
 
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from quire_worker.cuda.graphs import DecodeGraphs
+from quire_worker.cuda.graphs import StepGraphs
 from quire_worker.cuda.model import DeviceModel, Loaded
 from quire_worker.cuda.runner import DeviceRunner
 from quire_worker.cuda.staging import Staging
@@ -20,7 +20,7 @@ class Built:
     """A runner and its parts. No graph is captured yet."""
 
     runner: DeviceRunner
-    graphs: DecodeGraphs
+    graphs: StepGraphs
     pool: torch.Tensor
 
 
@@ -30,5 +30,5 @@ def build_runner(loaded: Loaded, limits: SlotLimits, max_tokens: int, block_size
     pool = make_pool(loaded.spec, limits.num_blocks, block_size, loaded.device, loaded.kv_dtype or loaded.dtype)
     staging = Staging(head_size(limits), capacity(limits), loaded.device)
     model = DeviceModel(loaded, limits, max_tokens, pool, staging.device)
-    graphs = DecodeGraphs(model)
+    graphs = StepGraphs(model, max_tokens)
     return Built(DeviceRunner(model, staging, graphs, max_tokens), graphs, pool)

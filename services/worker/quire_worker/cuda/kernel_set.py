@@ -38,6 +38,10 @@ class KernelSet(Protocol):
         """Scratch memory for decode_attention, skinny_linear and sample_tokens, one for all layers."""
         ...
 
+    def tokens_of_tile(self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+        """How many tokens of one run a listed tile of prefill_attention has; 0: tiles can't be listed."""
+        ...
+
     def prepare_step(
         self,
         packed: torch.Tensor,
@@ -166,8 +170,11 @@ class KernelSet(Protocol):
         scale: float,
         window: int,
         kv_scale: tuple[float, float],
+        is_new: bool,
+        tiles: torch.Tensor | None,
     ) -> None:
-        """Ragged rows whose queries are rotated and whose keys and values are stored already."""
+        """Ragged rows whose queries are rotated and whose keys and values are stored already. is_new: most keys are
+        those of the step's own tokens. tiles: see StepShape."""
         ...
 
     def adjust_logits(

@@ -21,6 +21,7 @@ from quire_worker.cuda.state import (
     make_sampling_table,
     make_tables,
 )
+from quire_worker.cuda.step_packing import tiles_start
 from quire_worker.models.decoder import DecoderWeights, forward
 from quire_worker.models.spec import DecoderSpec
 from quire_worker.slots import SlotLimits
@@ -56,6 +57,12 @@ class DeviceModel:
         self.inputs: StepInputs = make_inputs(max_tokens + rows, rows, device)
         # Sampled tokens, -1 where a row sampled none.
         self.chosen = torch.zeros(rows, dtype=torch.int32, device=device)
+        # Tokens of an attention tile; 0: only decode steps can be captured.
+        self.tile_tokens = 0
+        if pool.dtype == loaded.dtype and not any(spec.window(layer) for layer in range(spec.num_layers)):
+            self.tile_tokens = loaded.kernels.tokens_of_tile(
+                spec.num_heads, spec.num_kv_heads, spec.head_dim, loaded.dtype
+            )
         self._workspace = loaded.kernels.workspace(
             rows, spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.vocab_size, device
         )
@@ -77,11 +84,19 @@ class DeviceModel:
         stream: Stream = forward(self.loaded.spec, self.loaded.weights, self._ops)
         return stream
 
-    def logits(self, stream: Stream, rows: torch.Tensor | None = None) -> torch.Tensor:
-        """Raw logits of some rows of the stream (None: all), [rows, vocab_size]."""
+    def new_logits(self, num_rows: int) -> torch.Tensor:
+        """Room for logits."""
+        return torch.empty(
+            num_rows, self.loaded.spec.vocab_size, device=self.loaded.device, dtype=self.loaded.dtype
+        )
+
+    def logits(
+        self, stream: Stream, rows: torch.Tensor | None = None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Raw logits of some rows of the stream (None: all), [rows, vocab_size]; in `out` if given."""
         weights, kernels = self.loaded.weights, self.loaded.kernels
         count = len(stream.residual) if rows is None else len(rows)
-        if rows is None and stream.delta is None and count <= kernels.max_small_rows:
+        if rows is out is None and stream.delta is None and count <= kernels.max_small_rows:
             out = torch.empty(
                 count, self.loaded.spec.vocab_size, device=self.loaded.device, dtype=torch.float32
             )
@@ -89,7 +104,10 @@ class DeviceModel:
                 stream.residual, weights.head, out, norm=weights.final_norm, eps=self.loaded.spec.norm_eps
             )
             return out
-        return linear(self._ops.hidden(stream, weights.final_norm, rows), weights.head)
+        hidden = self._ops.hidden(stream, weights.final_norm, rows)
+        if out is not None:
+            return torch.mm(hidden, weights.head.t(), out=out)
+        return linear(hidden, weights.head)
 
     def sample(self, logits: torch.Tensor, slots: torch.Tensor, *, filtered: bool) -> None:
         """A token per row into `chosen`, appended to the slots' histories."""
@@ -106,3 +124,8 @@ class DeviceModel:
     def packed_slots(self, num_rows: int) -> torch.Tensor:
         """The packed step's column of slots."""
         return self.packed[HEADER_SIZE : HEADER_SIZE + num_rows]
+
+    def packed_tiles(self, most: int) -> torch.Tensor:
+        """The packed step's list of attention tiles, of which there are at most so many."""
+        start = tiles_start(self.limits)
+        return self.packed[start : start + most + 1]

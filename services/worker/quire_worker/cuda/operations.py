@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.nn.functional import linear
@@ -22,6 +22,9 @@ from quire_worker.cuda.state import DeviceTables, StepInputs
 from quire_worker.models.decoder import DecoderWeights
 from quire_worker.models.rope import rope_tables
 from quire_worker.models.spec import DecoderSpec
+
+# Below this the library has better products for an output of its own.
+_MIN_ROWS_TO_ADD: Final = 1024
 
 
 @dataclass(slots=True)
@@ -44,7 +47,10 @@ class Normed:
 class StepShape:
     """What the host must know of a step to launch it. num_decodes: leading rows of one token each.
 
-    kept_rows: int32, the tokens whose hidden states are wanted after the last layer; None: all.
+    kept_rows: int32, the tokens whose hidden states are wanted after the last layer; None: all. num_cached: tokens of
+    the longer rows that were computed before. tiles: for a captured step of any rows, where its list of attention
+    tiles will be (step_packing); the other numbers are then the most that it can have, and
+    num_decodes is num_rows.
     """
 
     num_tokens: int
@@ -52,11 +58,13 @@ class StepShape:
     num_decodes: int
     max_query_len: int
     kept_rows: torch.Tensor | None = None
+    num_cached: int = 0
+    tiles: torch.Tensor | None = None
 
     @property
     def is_decode(self) -> bool:
         """Whether every row computes one token."""
-        return self.num_decodes == self.num_rows
+        return self.num_decodes == self.num_rows and self.tiles is None
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,11 +82,14 @@ class _Views:
     @classmethod
     def of(cls, inputs: StepInputs, shape: StepShape) -> _Views:
         first, last, tokens = shape.num_decodes, shape.num_rows, shape.num_tokens
+        decode_lens = inputs.seq_lens[:first]
+        if shape.tiles is not None:
+            first, decode_lens = 0, inputs.decode_lens[:last]
         return cls(
             positions=inputs.positions[:tokens],
             slot_mapping=inputs.slot_mapping[:tokens],
-            decode_lens=inputs.seq_lens[:first],
-            decode_rows=inputs.table_rows[:first],
+            decode_lens=decode_lens,
+            decode_rows=inputs.table_rows[: len(decode_lens)],
             query_start_loc=inputs.query_start_loc[first : last + 1],
             prefill_lens=inputs.seq_lens[first:last],
             prefill_rows=inputs.table_rows[first:last],
@@ -191,7 +202,7 @@ class DeviceOperations:
             self._kernels.small_linear(x, weight, target, residual=target, bias=bias)
         elif self._is_skinny(x):
             self._kernels.skinny_linear(x, weight, target, self._workspace, residual=target, bias=bias)
-        elif bias is None:
+        elif bias is None and len(x) >= _MIN_ROWS_TO_ADD:
             # The library's product adds the residual on the way.
             target.addmm_(x, weight.t())
         else:
@@ -245,11 +256,12 @@ class DeviceOperations:
             kv_scale=self._kv_scales[layer],
         )  # fmt: skip
         if shape.num_decodes:
+            # In a captured step this clears the rows of longer runs, which the next launch writes.
             self._decode(layer, qkv[: shape.num_decodes], out[: shape.num_decodes], None)
         self._kernels.prefill_attention(
             qkv, pool, views.query_start_loc, views.prefill_lens, views.prefill_rows, self._tables.block_tables, out,
             num_heads=spec.num_heads, max_query_len=shape.max_query_len, scale=spec.scale, window=spec.window(layer),
-            kv_scale=self._kv_scales[layer],
+            kv_scale=self._kv_scales[layer], is_new=shape.num_cached <= shape.num_tokens, tiles=shape.tiles,
         )  # fmt: skip
 
     def _is_small(self, x: torch.Tensor) -> bool:

@@ -12,6 +12,7 @@ from quire_kernels.gumbel_argmax.reference import gumbel_argmax_reference
 from quire_worker.cuda.state import (
     HEADER_SIZE,
     NUM_COLUMNS,
+    NUM_DECODES,
     NUM_SEQS,
     RECORD_SIZE,
     DeviceTables,
@@ -41,6 +42,10 @@ class PlainKernels:
     ) -> None:
         """See KernelSet: nothing is needed."""
 
+    def tokens_of_tile(self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+        """See KernelSet."""
+        return 0
+
     def prepare_step(
         self,
         packed: torch.Tensor,
@@ -64,7 +69,7 @@ class PlainKernels:
             if row >= values[NUM_SEQS] or slot < 0:
                 inputs.token_ids[first:last], inputs.positions[first:last] = 0, 0
                 inputs.slot_mapping[first:last] = -1
-                inputs.table_rows[row], inputs.seq_lens[row] = 0, 0
+                inputs.table_rows[row], inputs.seq_lens[row], inputs.decode_lens[row] = 0, 0, 0
                 continue
             start = int(tables.num_computed[slot])
             table = tables.block_tables[slot]
@@ -76,6 +81,7 @@ class PlainKernels:
             ids = table[positions // block_size].long()
             inputs.slot_mapping[first:last] = ids * block_size + positions % block_size
             inputs.seq_lens[row], inputs.table_rows[row] = start + count, slot
+            inputs.decode_lens[row] = start + count if row < values[NUM_DECODES] else 0
             tables.num_computed[slot] = start + count
 
     def place_sequences(
@@ -204,7 +210,8 @@ class PlainKernels:
         starts = torch.arange(len(qkv) + 1, dtype=torch.int32)
         self.prefill_attention(
             qkv, pool, starts, seq_lens, table_rows, block_tables, out,
-            num_heads=num_heads, max_query_len=1, scale=scale, window=window, kv_scale=kv_scale,
+            num_heads=num_heads, max_query_len=1, scale=scale, window=window, kv_scale=kv_scale, is_new=False,
+            tiles=None,
         )  # fmt: skip
 
     def prefill_attention(
@@ -222,6 +229,8 @@ class PlainKernels:
         scale: float,
         window: int,
         kv_scale: tuple[float, float],
+        is_new: bool,
+        tiles: torch.Tensor | None,
     ) -> None:
         """See KernelSet."""
         head_dim, block_size = pool.shape[4], pool.shape[3]

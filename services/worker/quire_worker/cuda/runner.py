@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from quire_worker.cuda.columns import ColumnBuilder, StepColumns
 from quire_worker.cuda.device_logprobs import DeviceLogprobs, PendingLogprobs
 from quire_worker.cuda.device_sampling import DeviceSampling
-from quire_worker.cuda.graphs import DecodeGraphs
+from quire_worker.cuda.graphs import Size, StepGraphs
 from quire_worker.cuda.model import DeviceModel
 from quire_worker.cuda.operations import StepShape, Stream
 from quire_worker.cuda.prompt_rows import PromptRows
@@ -52,7 +52,7 @@ class Launched:
 class DeviceRunner:
     """Runs plans in order."""
 
-    def __init__(self, model: DeviceModel, staging: Staging, graphs: DecodeGraphs, max_tokens: int) -> None:
+    def __init__(self, model: DeviceModel, staging: Staging, graphs: StepGraphs, max_tokens: int) -> None:
         limits = model.limits
         # Where masks of plans with masked slots arrive; how long the step being launched waited for them.
         self.masks = MaskBox()
@@ -60,7 +60,7 @@ class DeviceRunner:
         self._model = model
         self._staging = staging
         self._graphs = graphs
-        self._packer = StepPacker(staging, limits)
+        self._packer = StepPacker(staging, limits, model.tile_tokens)
         self._tables = SlotTables(limits)
         self._columns = ColumnBuilder(self._tables, max_tokens)
         rows, device = limits.max_num_seqs, model.loaded.device
@@ -79,11 +79,7 @@ class DeviceRunner:
         columns = self._columns.build(plan)
         self._check_copies(plan)
         # A graph samples all rows of its size; hidden states of a prompt are for the eager way.
-        size = None
-        if columns.num_leading_decodes == len(columns.slots) > 0 and not self._prompts.are_wanted(
-            plan.slots
-        ):
-            size = self._graphs.size_for(len(columns.slots))
+        size = None if self._prompts.are_wanted(plan.slots) else self._graphs.size_for(columns)
         self._staging.begin()
         packed = self._packer.pack(
             plan, columns, [new.sampling for new in plan.new_sequences], is_graph=size is not None
@@ -162,7 +158,7 @@ class DeviceRunner:
         sampling.top_k[slots], sampling.sequence_index[slots] = placement.integers.unbind()
         sampling.seed[slots] = placement.seeds
 
-    def _run_graph(self, plan: StepPlan, columns: StepColumns, size: int, started: int) -> Launched:
+    def _run_graph(self, plan: StepPlan, columns: StepColumns, size: Size, started: int) -> Launched:
         rows = np.flatnonzero(columns.samples)
         slots, num_rows = columns.slots[rows], len(columns.slots)
         filtered = self._sampling.is_filtered(slots)
@@ -194,6 +190,7 @@ class DeviceRunner:
                 num_decodes=columns.num_leading_decodes,
                 max_query_len=longest,
                 kept_rows=None if wants_prompt or not len(rows) else packed.sample_rows,
+                num_cached=int(columns.starts[columns.num_leading_decodes :].sum()),
             )
         )
         if not len(rows) and not wants_prompt:

@@ -16,6 +16,7 @@ from quire_worker.slots import SlotLimits
 # Fields of the packed step's header; the rest of it is reserved.
 NUM_SEQS: Final = 0
 NUM_TOKENS: Final = 1
+NUM_DECODES: Final = 2
 HEADER_SIZE: Final = 8
 NUM_COLUMNS: Final = 5
 # int32 values of one record of a sequence to be placed.
@@ -47,7 +48,8 @@ class SamplingTable:
 @dataclass(frozen=True, slots=True)
 class StepInputs:
     """token_ids, positions int32 [T]; slot_mapping int64 [T], -1: not written; query_start_loc int32 [S + 1]; seq_lens,
-    table_rows, sample_rows int32 [S]: length after the step, row of the block tables, last of the row's tokens."""
+    table_rows, sample_rows int32 [S]: length after the step, row of the block tables, last of the row's tokens;
+    decode_lens int32 [S]: seq_lens of the leading rows of one token, 0 of the others."""
 
     token_ids: torch.Tensor
     positions: torch.Tensor
@@ -56,6 +58,7 @@ class StepInputs:
     seq_lens: torch.Tensor
     table_rows: torch.Tensor
     sample_rows: torch.Tensor
+    decode_lens: torch.Tensor
 
 
 def make_tables(limits: SlotLimits, device: torch.device) -> DeviceTables:
@@ -103,6 +106,7 @@ def make_inputs(max_tokens: int, max_seqs: int, device: torch.device) -> StepInp
         seq_lens=zeros(max_seqs),
         table_rows=zeros(max_seqs),
         sample_rows=zeros(max_seqs),
+        decode_lens=zeros(max_seqs),
     )
 
 

@@ -1,7 +1,9 @@
 """Packs a plan for the device: the head that every step has, and what only some have behind it.
 
-The head, int32, M the largest batch: [0] rows, [1] tokens, [2..7] reserved; then columns of M values each: slots (-1
-pads), num_new_tokens, query start of the row, num_new_blocks, offset of the row's blocks; then the new blocks' ids.
+The head, int32, M the largest batch: [0] rows, [1] tokens, [2] leading rows of one token, [3..7] reserved; then columns
+of M values each: slots (-1 pads), num_new_tokens, query start of the row, num_new_blocks, offset of the row's blocks;
+then the new blocks' ids; then the list of attention tiles (how many, then sequence << 16 | tile), empty where it would
+be too long for a captured step.
 Behind it: records of sequences to be placed (slot, num_tokens, num_computed, num_blocks, token_offset, block_offset, 0,
 0; offsets from the first record) with their data, block copies, and blocks that belong at another entry of their table
 than the next computed token's.
@@ -18,12 +20,21 @@ from numpy.typing import NDArray
 
 from quire_worker.cuda.columns import StepColumns
 from quire_worker.cuda.staging import Staging
-from quire_worker.cuda.state import HEADER_SIZE, NUM_COLUMNS, NUM_SEQS, NUM_TOKENS, RECORD_SIZE
+from quire_worker.cuda.state import (
+    HEADER_SIZE,
+    NUM_COLUMNS,
+    NUM_DECODES,
+    NUM_SEQS,
+    NUM_TOKENS,
+    RECORD_SIZE,
+)
 from quire_worker.slots import SlotLimits
 from quire_worker.step import NewSequence, SamplingParams, StepPlan
 
 # Blocks that one head can append.
 _BLOCKS_PER_ROW = 2
+# Tiles of attention that the head has room for, beside one for every row.
+_MAX_WHOLE_TILES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +72,11 @@ class PackedStep:
 
 def head_size(limits: SlotLimits) -> int:
     """int32 values of the head."""
+    return tiles_start(limits) + limits.max_num_seqs + _MAX_WHOLE_TILES + 1
+
+
+def tiles_start(limits: SlotLimits) -> int:
+    """Where in the head the list of tiles begins."""
     return HEADER_SIZE + (NUM_COLUMNS + _BLOCKS_PER_ROW) * limits.max_num_seqs
 
 
@@ -73,9 +89,11 @@ def capacity(limits: SlotLimits) -> int:
 class StepPacker:
     """Packs plans into a staging area."""
 
-    def __init__(self, staging: Staging, limits: SlotLimits) -> None:
+    def __init__(self, staging: Staging, limits: SlotLimits, tile_tokens: int) -> None:
+        """tile_tokens: how many tokens an attention tile has; 0: tiles are not listed."""
         self._staging = staging
         self._limits = limits
+        self._tile_tokens = tile_tokens
 
     def pack(
         self,
@@ -117,6 +135,7 @@ class StepPacker:
     def _pack_head(self, columns: StepColumns, far_rows: NDArray[np.int64]) -> None:
         head, most, rows = self._staging.head, self._limits.max_num_seqs, len(columns.slots)
         head[NUM_SEQS], head[NUM_TOKENS] = rows, columns.num_tokens
+        head[NUM_DECODES] = columns.num_leading_decodes
         body = head[HEADER_SIZE : HEADER_SIZE + NUM_COLUMNS * most].reshape(NUM_COLUMNS, most)
         body[0, :rows], body[0, rows:] = columns.slots, -1
         body[1, :rows], body[1, rows:] = columns.counts, 1
@@ -125,9 +144,24 @@ class StepPacker:
         body[3, :rows], body[3, rows:] = columns.num_new_blocks, 0
         body[3, far_rows] = 0
         body[4, :rows], body[4, rows:] = columns.block_offsets, 0
-        room = head[HEADER_SIZE + NUM_COLUMNS * most :]
+        start = tiles_start(self._limits)
+        room = head[HEADER_SIZE + NUM_COLUMNS * most : start]
         count = min(len(columns.new_block_ids), len(room))
         room[:count] = columns.new_block_ids[:count]
+        self._pack_tiles(columns, head[start:])
+
+    def _pack_tiles(self, columns: StepColumns, room: NDArray[np.int32]) -> None:
+        """Count, then sequence << 16 | tile; long runs' last tiles, which see most keys, come first."""
+        room[0] = 0
+        first = columns.num_leading_decodes
+        if not self._tile_tokens or first == len(columns.counts):
+            return
+        each = -(-columns.counts[first:] // self._tile_tokens)
+        total = int(each.sum())
+        if total < len(room):
+            rows = np.repeat(np.arange(first, len(columns.counts)), each)
+            tiles = np.arange(total) - np.repeat(np.cumsum(each) - each, each)
+            room[0], room[1 : total + 1] = total, (rows << 16 | tiles)[::-1]
 
     def _pack_far_blocks(
         self, columns: StepColumns, far_rows: NDArray[np.int64]

@@ -12,7 +12,7 @@ from quire_kernels.adjust_logits.op import adjust_logits
 from quire_kernels.decode_attention.op import DecodeWorkspace, decode_attention
 from quire_kernels.gemv.op import MAX_ROWS, gemv
 from quire_kernels.gpu.rope import Rope
-from quire_kernels.prefill_attention.op import prefill_attention
+from quire_kernels.prefill_attention.op import prefill_attention, tokens_of_tile
 from quire_kernels.rope_kv_write.gpu import rope_kv_write_gpu
 from quire_kernels.rows.op import embed, gather_rows
 from quire_kernels.sample.op import SampleWorkspace, sample_tokens
@@ -57,6 +57,11 @@ class TritonKernels:
             SkinnyWorkspace(device),
             SampleWorkspace(device, max_seqs, vocab_size),
         )
+
+    def tokens_of_tile(self, num_heads: int, num_kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+        """See KernelSet."""
+        is_power = head_dim & (head_dim - 1) == 0
+        return tokens_of_tile(num_heads, num_kv_heads, head_dim, dtype.itemsize) if is_power else 0
 
     def prepare_step(
         self,
@@ -196,11 +201,14 @@ class TritonKernels:
         scale: float,
         window: int,
         kv_scale: tuple[float, float],
+        is_new: bool,
+        tiles: torch.Tensor | None,
     ) -> None:
         """See KernelSet."""
         prefill_attention(
             qkv, pool, query_start_loc, seq_lens, table_rows, block_tables, out, num_heads=num_heads,
-            max_query_len=max_query_len, scale=scale, window=window, kv_scale=kv_scale, has_own_keys=True, pdl=self.overlap,
+            max_query_len=max_query_len, scale=scale, window=window, kv_scale=kv_scale,
+            has_own_keys=is_new, tiles=tiles, pdl=self.overlap,
         )  # fmt: skip
 
     def adjust_logits(
