@@ -163,14 +163,14 @@ def test_the_typed_chat_over_rest(smollm2_suite):
         "generation": {
             "chat": {
                 "messages": [{"role": "user", "content": "Hi"}],
-                "toolDefinitions": [
-                    {"name": "now", "parametersJson": '{"type": "object", "properties": {}}'}
+                "tool_definitions": [
+                    {"name": "now", "parameters_json": '{"type": "object", "properties": {}}'}
                 ],
             },
-            "sampling": {"temperature": 0, "maxTokens": 60},
+            "sampling": {"temperature": 0, "max_tokens": 60},
         },
-        "toolChoice": {"mode": "TOOL_MODE_REQUIRED"},
-        "parallelToolCalls": False,
+        "tool_choice": {"mode": "TOOL_MODE_REQUIRED"},
+        "parallel_tool_calls": False,
     }
     answer = httpx.post(f"{smollm2_suite.url}/quire/v1/chat", json=body, timeout=120)
     assert answer.status_code == 200
@@ -179,6 +179,6 @@ def test_the_typed_chat_over_rest(smollm2_suite):
         for line in answer.text.splitlines()
         if line.startswith("data: ")
     ]
-    (call,) = [event["toolCallStarted"] for event in events if "toolCallStarted" in event]
+    (call,) = [event["tool_call_started"] for event in events if "tool_call_started" in event]
     assert call["name"] == "now"
-    assert events[-1]["completed"]["usage"]["numOutputTokens"] > 0
+    assert events[-1]["completed"]["usage"]["num_output_tokens"] > 0
