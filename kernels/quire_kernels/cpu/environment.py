@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final
 
 # Below quire_kernels: the kernel language, the tasks, and the constants that tasks share with their references.
-_COMPILED_SOURCES: Final = ("cpu/*.py", "*/cpu.py", "gumbel_argmax/random.py")
+_COMPILED_SOURCES: Final = ("cpu/*.py", "*/cpu.py", "*/amx.py", "gumbel_argmax/random.py")
 
 
 def kernel_cache_dir() -> Path:

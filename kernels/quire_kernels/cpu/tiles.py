@@ -37,7 +37,7 @@ Values = list[Any]
 
 
 @dataclass(frozen=True)
-class _Shape:
+class Shape:
     """Sizes of a tile in vectors."""
 
     lanes: int
@@ -45,34 +45,41 @@ class _Shape:
 
     @property
     def columns(self) -> int:
+        """Output columns of a tile."""
         return self.lanes * self.num_vectors
 
     def vector(self, element: Any = _FLOAT) -> Any:
+        """The type of one vector."""
         return ir.VectorType(element, self.lanes)
 
 
-class _Emitter:
-    """Builder helpers shared by tiles and panels."""
+class Emitter:
+    """Builder helpers shared by tiles, panels and what else is written in vectors."""
 
-    def __init__(self, builder: Any, shape: _Shape) -> None:
+    def __init__(self, builder: Any, shape: Shape) -> None:
         self.builder = builder
         self.shape = shape
 
     def const(self, value: int) -> Any:
+        """An int64."""
         return ir.Constant(_I64, value)
 
     def load(self, address: Any, kind: Any) -> Any:
+        """A value of a type from an address of any alignment."""
         pointer = self.builder.inttoptr(address, kind.as_pointer())
         return self.builder.load(pointer, align=1)
 
     def store(self, value: Any, address: Any) -> None:
+        """A value to an address of any alignment."""
         pointer = self.builder.inttoptr(address, value.type.as_pointer())
         self.builder.store(value, pointer, align=1)
 
     def at(self, base: Any, index: Any, scale: int) -> Any:
+        """base + index * scale."""
         return self.builder.add(base, self.builder.mul(index, self.const(scale)))
 
     def splat(self, scalar: Any) -> Any:
+        """A vector of one scalar."""
         kind = ir.VectorType(scalar.type, self.shape.lanes)
         undefined = ir.Constant(kind, ir.Undefined)
         first = self.builder.insert_element(undefined, scalar, ir.Constant(_I32, 0))
@@ -80,6 +87,7 @@ class _Emitter:
         return self.builder.shuffle_vector(first, undefined, zeros)
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
+        """a * b + c with one rounding, in vectors of float32."""
         kind = self.shape.vector()
         function = cgutils.get_or_insert_function(
             self.builder.module, ir.FunctionType(kind, [kind] * 3), f"llvm.fma.v{self.shape.lanes}f32"
@@ -87,6 +95,7 @@ class _Emitter:
         return self.builder.call(function, [a, b, c])
 
     def zero(self) -> Any:
+        """A vector of float32 zeros."""
         return ir.Constant(self.shape.vector(), [0.0] * self.shape.lanes)
 
     def loop(self, count: Any, carried: Values, body: Callable[[Any, Values], Values]) -> Values:
@@ -117,6 +126,7 @@ class _Emitter:
     def walk_weights(
         self, kind: str, weights: Any, row_stride: Any, k: Any, carried: Values, use: Any
     ) -> Values:
+        """Visit the rows of a tile of any kind, converted to float32."""
         if kind == "q4_1":
             return self._walk_q4_1(weights, k, carried, use)
         if kind == "q8_0":
@@ -178,7 +188,8 @@ class _Emitter:
         sixteen = ir.Constant(shape.vector(_I32), [16] * shape.lanes)
         return builder.bitcast(builder.shl(wide, sixteen), shape.vector())
 
-    def _half_vectors(self, address: Any) -> Values:
+    def half_vectors(self, address: Any) -> Values:
+        """The float16 numbers of a tile's columns as float32 vectors."""
         shape = self.shape
         return [
             self.builder.fpext(
@@ -197,7 +208,7 @@ class _Emitter:
 
         def block(block_index: Any, outer: Values) -> Values:
             base = self.at(weights, block_index, block_bytes)
-            scales = self._half_vectors(base)
+            scales = self.half_vectors(base)
             quants = builder.add(base, self.const(2 * columns))
 
             def body(index: Any, values: Values) -> Values:
@@ -223,8 +234,8 @@ class _Emitter:
 
         def block(block_index: Any, outer: Values) -> Values:
             base = self.at(weights, block_index, block_bytes)
-            scales = self._half_vectors(base)
-            minima = self._half_vectors(builder.add(base, self.const(2 * columns)))
+            scales = self.half_vectors(base)
+            minima = self.half_vectors(builder.add(base, self.const(2 * columns)))
             quants = builder.add(base, self.const(4 * columns))
 
             def body(index: Any, values: Values) -> Values:
@@ -248,7 +259,7 @@ class _Emitter:
         return self.loop(builder.udiv(k, self.const(QUANT_BLOCK)), carried, block)
 
 
-def _emit_tile(emit: _Emitter, kind: str, rows: int, accumulate: bool, chains: int, args: Values) -> None:
+def _emit_tile(emit: Emitter, kind: str, rows: int, accumulate: bool, chains: int, args: Values) -> None:
     """One tile of a fixed kind and height. chains: sums run over k = 0, chains, ... and so on, then are added."""
     weights, row_stride, x, x_stride, k, out, out_stride = args
     builder, shape = emit.builder, emit.shape
@@ -290,7 +301,7 @@ def make_tile(
     k: at least 1; a multiple of 32 for quantised kinds, of `chains` for plain ones.
     accumulate: out is added to, starting from its value.
     """
-    shape = _Shape(lanes, num_vectors)
+    shape = Shape(lanes, num_vectors)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         selector = builder.add(builder.mul(args[0], ir.Constant(_I64, 256)), args[1])
@@ -301,7 +312,7 @@ def make_tile(
                 block = builder.append_basic_block(f"{kind}_{rows}")
                 switch.add_case(ir.Constant(_I64, index * 256 + rows), block)
                 builder.position_at_end(block)
-                _emit_tile(_Emitter(builder, shape), kind, rows, accumulate, chains, args[2:])
+                _emit_tile(Emitter(builder, shape), kind, rows, accumulate, chains, args[2:])
                 builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()
@@ -318,9 +329,9 @@ def make_tile(
 
 def make_panel(kinds: tuple[str, ...], num_vectors: int, *, lanes: int = TARGET.lanes) -> Any:
     """Intrinsic panel(kind, weights, k, out): expand one tile of compact weights to float32 [k, C] at `out`."""
-    shape = _Shape(lanes, num_vectors)
+    shape = Shape(lanes, num_vectors)
 
-    def emit_panel(emit: _Emitter, kind: str, weights: Any, k: Any, out: Any) -> None:
+    def emit_panel(emit: Emitter, kind: str, weights: Any, k: Any, out: Any) -> None:
         def write(index: Any, vectors: Values, carried: Values) -> Values:
             row = emit.at(out, index, 4 * shape.columns)
             for j, vector in enumerate(vectors):
@@ -336,7 +347,7 @@ def make_panel(kinds: tuple[str, ...], num_vectors: int, *, lanes: int = TARGET.
             block = builder.append_basic_block(kind)
             switch.add_case(ir.Constant(_I64, index), block)
             builder.position_at_end(block)
-            emit_panel(_Emitter(builder, shape), kind, *args[1:])
+            emit_panel(Emitter(builder, shape), kind, *args[1:])
             builder.branch(end)
         builder.position_at_end(end)
         return context.get_dummy_value()

@@ -40,7 +40,7 @@ _DRAWS_PER_THREAD = 8
 
 
 @njit(error_model="numpy", fastmath={"reassoc", "contract", "nsz"})
-def _finish(epilogue, values, rows, out, out_stride, tile, bias):
+def finish(epilogue, values, rows, out, out_stride, tile, bias):
     """Write a computed tile [rows, columns] at `values` to where it belongs."""
     source = float32_at(values)
     target = float32_at(out)
@@ -97,13 +97,27 @@ def linear_task(parameters, counter, thread, num_threads):
                 x = p[_X] + 4 * row * p[_X_STRIDE]
                 _tile(kind, height, weights, _COLUMNS, x, p[_X_STRIDE], k, values, _COLUMNS)
                 out = p[_OUT] + 4 * row * p[_OUT_STRIDE]
-                _finish(p[_EPILOGUE], values, count, out, p[_OUT_STRIDE], tile, p[_BIAS])
+                finish(p[_EPILOGUE], values, count, out, p[_OUT_STRIDE], tile, p[_BIAS])
                 row += count
 
 
 def scratch(num_threads: int, max_inputs: int) -> NDArray[np.uint8]:
     """Room for one tile and one expanded panel per thread, to be shared by all linear tasks of a program."""
     return zeros((num_threads, 4 * (_MAX_ROWS + max_inputs) * _COLUMNS), np.uint8)
+
+
+def check_shapes(
+    weights: PackedLinear, out: NDArray[np.float32], epilogue: int, bias: NDArray[np.float32] | None
+) -> None:
+    """ValueError if a product with these weights can't be written to out in this way."""
+    if out.shape[1] < weights.padded_outputs:
+        raise ValueError(
+            f"out [.., {out.shape[1]}] is too narrow for a weight of {weights.padded_outputs} outputs"
+        )
+    if bias is not None and (bias.shape[0] < weights.padded_outputs or weights.gated):
+        raise ValueError("a bias needs one value per padded output and a weight that is not gated")
+    if weights.gated != (epilogue == GATED_SILU):
+        raise ValueError("a gated weight needs the GATED_SILU epilogue, and only it")
 
 
 def bind(
@@ -121,15 +135,9 @@ def bind(
     x: [at least rows + MAX_TILE_ROWS, >= k]; out the same, >= weights.padded_outputs wide; bias: padded as out is.
     epilogue: STORE, ADD to out, or GATED_SILU (weights packed gated): silu(gate) * up.
     """
-    if x.shape[1] < weights.num_inputs or out.shape[1] < weights.padded_outputs:
-        raise ValueError(
-            f"x [.., {x.shape[1]}] and out [.., {out.shape[1]}] are too narrow for a {weights.num_inputs} to "
-            f"{weights.padded_outputs} linear"
-        )
-    if bias is not None and (bias.shape[0] < weights.padded_outputs or weights.gated):
-        raise ValueError("a bias needs one value per padded output and a weight that is not gated")
-    if weights.gated != (epilogue == GATED_SILU):
-        raise ValueError("a gated weight needs the GATED_SILU epilogue, and only it")
+    if x.shape[1] < weights.num_inputs:
+        raise ValueError(f"x [.., {x.shape[1]}] is too narrow for a weight of {weights.num_inputs} inputs")
+    check_shapes(weights, out, epilogue, bias)
     if room.shape[1] < 4 * (_MAX_ROWS + weights.num_inputs) * _COLUMNS:
         raise ValueError("the scratch room is too small for this weight's inner dimension")
     return bound(

@@ -10,9 +10,12 @@ from quire_kernels.linear.reference import gated_linear_reference, linear_refere
 from quire_kernels.linear.rows import WeightRows
 
 
-def linear(x: torch.Tensor, weight: WeightRows, bias: torch.Tensor | None = None) -> torch.Tensor:
+def linear(
+    x: torch.Tensor, weight: WeightRows, bias: torch.Tensor | None = None, *, use_amx: bool | None = None
+) -> torch.Tensor:
     """x [rows, k] float32 on the CPU -> x W^T + bias, [rows, n]. Packs the weight anew at every call: programs that
-    call it often pack once and `bind`."""
+    call it often pack once and `bind`. use_amx: whether quantised weights go to matrix tiles; None is if there are
+    any, True without them a ValueError."""
     _check(x, weight)
     if not has_compiler():
         return linear_reference(x, weight, bias)
@@ -21,7 +24,7 @@ def linear(x: torch.Tensor, weight: WeightRows, bias: torch.Tensor | None = None
 
     packed = pack([weight])
     padded = None if bias is None else np.pad(bias.numpy(), (0, packed.padded_outputs - weight.num_outputs))
-    return _run(x, packed, weight.num_outputs, cpu.STORE, padded)
+    return _run(x, packed, weight.num_outputs, cpu.STORE, padded, use_amx)
 
 
 def gated_linear(x: torch.Tensor, gate: WeightRows, up: WeightRows) -> torch.Tensor:
@@ -33,7 +36,7 @@ def gated_linear(x: torch.Tensor, gate: WeightRows, up: WeightRows) -> torch.Ten
     from quire_kernels.linear import cpu
     from quire_kernels.linear.packing import pack_gated
 
-    return _run(x, pack_gated(gate, up), gate.num_outputs, cpu.GATED_SILU, None)
+    return _run(x, pack_gated(gate, up), gate.num_outputs, cpu.GATED_SILU, None, None)
 
 
 def _check(x: torch.Tensor, weight: WeightRows) -> None:
@@ -45,19 +48,22 @@ def _check(x: torch.Tensor, weight: WeightRows) -> None:
         raise ValueError(f"x has {x.shape[1]} columns, the weight {weight.num_inputs} inputs")
 
 
-def _run(x: torch.Tensor, packed: object, num_outputs: int, epilogue: int, bias: object) -> torch.Tensor:
+def _run(
+    x: torch.Tensor, packed: object, num_outputs: int, epilogue: int, bias: object, use_amx: bool | None
+) -> torch.Tensor:
     from quire_kernels.cpu.memory import zeros
     from quire_kernels.cpu.target import TARGET
-    from quire_kernels.cpu.team import available_cores, run_once
-    from quire_kernels.linear import cpu
+    from quire_kernels.cpu.team import Program, available_cores
     from quire_kernels.linear.packing import PackedLinear
+    from quire_kernels.linear.steps import LinearSteps
 
     assert isinstance(packed, PackedLinear)
     rows = len(x)
     source = zeros((rows + TARGET.max_tile_rows, packed.num_inputs), np.float32)
     source[:rows] = x.numpy()
     out = zeros((rows + TARGET.max_tile_rows, packed.padded_outputs), np.float32)
-    room = cpu.scratch(available_cores(), packed.num_inputs)
+    products = LinearSteps(rows, packed.num_inputs, available_cores(), use_amx=use_amx)
     count = np.array([rows], dtype=np.int64)
-    run_once(cpu.bind(packed, source, out, count, room, epilogue=epilogue, bias=bias))  # type: ignore[arg-type]
+    steps = products.bind(packed, source, out, count, epilogue=epilogue, bias=bias)  # type: ignore[arg-type]
+    Program(steps, available_cores()).run()
     return torch.from_numpy(out[:rows, :num_outputs].copy())

@@ -19,6 +19,7 @@ from quire_kernels.embedding import cpu as embedding
 from quire_kernels.linear import cpu as linear
 from quire_kernels.linear.packing import PackedLinear, pack, pack_gated
 from quire_kernels.linear.rows import WeightRows
+from quire_kernels.linear.steps import LinearSteps
 from quire_kernels.paged_attention import cpu as paged_attention
 from quire_kernels.rms_norm import cpu as rms_norm
 from quire_kernels.rope_kv_write import cpu as rope_kv_write
@@ -84,7 +85,7 @@ class _Recorder:
         self._attended = _buffer(tokens, spec.num_heads * spec.head_dim)
         self._gated = _buffer(tokens, first.gate_up.padded_outputs)
         widest = max(spec.hidden_size, spec.intermediate_size, spec.num_heads * spec.head_dim)
-        self.room = linear.scratch(shared.num_threads, widest)
+        self.products = LinearSteps(max(tokens, shared.batch.max_seqs), widest, shared.num_threads)
         self._attention_room = paged_attention.scratch(
             shared.num_threads, spec.num_heads // spec.num_kv_heads, spec.head_dim
         )
@@ -140,7 +141,7 @@ class _Recorder:
             padded[: len(bias)] = bias
             self._biases.append(padded)
             bias = padded
-        self.steps.append(linear.bind(weight, x, out, self._rows, self.room, epilogue=epilogue, bias=bias))
+        self.steps += self.products.bind(weight, x, out, self._rows, epilogue=epilogue, bias=bias)
 
 
 class ProgramForward:
@@ -164,7 +165,7 @@ class ProgramForward:
                 batch.num_samples,
                 selection=batch.sample_rows,
             ),
-            linear.bind(weights.head, normed, self._logits, batch.num_samples, recorder.room),
+            *recorder.products.bind(weights.head, normed, self._logits, batch.num_samples),
             argmax.bind(self._logits, spec.vocab_size, self._greedy, batch.num_samples),
         ]
         self._batch = batch
