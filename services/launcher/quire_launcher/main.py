@@ -26,6 +26,14 @@ Port = Annotated[
 ]
 
 
+EmbeddingModel = Annotated[
+    str | None,
+    typer.Option(
+        help="Serve this one too, with an engine of its own: minilm, or an encoder's or generative model's folder."
+    ),
+]
+
+
 @app.command()
 def up(
     model: Annotated[
@@ -34,12 +42,7 @@ def up(
     served_model_name: Annotated[
         str | None, typer.Option(help="The name clients use; made from the model if unset.")
     ] = None,
-    embedding_model: Annotated[
-        str | None,
-        typer.Option(
-            help="Serve this one too, with an engine of its own: minilm, or an encoder's or generative model's folder."
-        ),
-    ] = None,
+    embedding_model: EmbeddingModel = None,
     port: Port = DEFAULT_PORT,
     host: Annotated[
         str, typer.Option(help="The address clients connect to; 0.0.0.0 for other machines too.")
