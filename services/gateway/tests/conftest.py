@@ -20,17 +20,18 @@ from quire.openai.v1 import openai_service_pb2, openai_service_pb2_grpc
 from quire_servicekit.metrics import Metrics
 
 
-def _load_fakes() -> Any:
+def _load(name: str) -> Any:
     # pytest's importlib mode puts no test folder on the path.
-    spec = importlib.util.spec_from_file_location("gateway_fakes", Path(__file__).with_name("fakes.py"))
+    spec = importlib.util.spec_from_file_location(f"gateway_{name}", Path(__file__).with_name(f"{name}.py"))
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    sys.modules["gateway_fakes"] = module
+    sys.modules[f"gateway_{name}"] = module
     spec.loader.exec_module(module)
     return module
 
 
-fakes = _load_fakes()
+_load("fake_scores")
+fakes = _load("fakes")
 
 from quire_gateway.main import Gateway  # noqa: E402
 from quire_gateway.settings import GatewaySettings  # noqa: E402
