@@ -12,6 +12,7 @@ from quire.management.v1.management_service_pb2_grpc import add_ManagementServic
 from quire.scheduler.v1 import serve_pb2
 from quire_gateway.admission import Admission
 from quire_gateway.anthropic.endpoints import AnthropicEndpoints
+from quire_gateway.batches.runner import BatchRunner
 from quire_gateway.byte_detokenizer import ByteDetokenizer
 from quire_gateway.chat.runner import ChatRunner
 from quire_gateway.detokenizer import RemoteDetokenizer
@@ -20,6 +21,7 @@ from quire_gateway.engine_operations import EngineOperations
 from quire_gateway.generation import Generator
 from quire_gateway.metrics import GatewayMetrics
 from quire_gateway.models import ModelTask, ServedModel
+from quire_gateway.openai.batch_endpoints import BatchEndpoints
 from quire_gateway.openai.endpoints import OpenAIEndpoints
 from quire_gateway.openai.pooling_endpoints import PoolingEndpoints
 from quire_gateway.openai.response_endpoints import ResponseEndpoints
@@ -29,7 +31,16 @@ from quire_gateway.pooling.runner import PoolingRunner
 from quire_gateway.readiness import Readiness
 from quire_gateway.scheduler_connection import SchedulerConnection
 from quire_gateway.scheduler_pool import SchedulerPool
-from quire_gateway.servicers import admin, anthropic, inference, management, openai, pooling, responses
+from quire_gateway.servicers import (
+    admin,
+    anthropic,
+    batches,
+    inference,
+    management,
+    openai,
+    pooling,
+    responses,
+)
 from quire_gateway.settings import GatewaySettings
 from quire_gateway.tokenizer_client import TokenizerClient, TokenizerInfo
 from quire_gateway.vocabularies import SHARED, Vocabularies, parse_engine_tokenizers
@@ -55,6 +66,8 @@ class Gateway:
             names=[
                 openai.SERVICE_NAME,
                 responses.SERVICE_NAME,
+                batches.FILES_NAME,
+                batches.BATCHES_NAME,
                 anthropic.SERVICE_NAME,
                 inference.SERVICE_NAME,
                 management.SERVICE_NAME,
@@ -106,6 +119,8 @@ class Gateway:
         """Listen, and connect in the background."""
         self.metrics.waiting_for_engine.set_function(lambda: self.pool.num_parked)
         self.metrics.connected_schedulers.set_function(lambda: float(self.pool.is_ready))
+        if self.batches is not None:
+            self.batches.start()
         await self.server.start()
         self.readiness.start()
         self.vocabularies.start()
@@ -120,6 +135,8 @@ class Gateway:
         await self.readiness.close()
         await self.server.grpc.stop(0)
         await self.responses.close()
+        if self.batches is not None:
+            await self.batches.close()
         await self.pool.close()
         await self.detokenizer.close()
         await self.vocabularies.close()
@@ -137,7 +154,8 @@ class Gateway:
             ),
         )
         openai.OpenAIServicer(endpoints).add_to(self.server.grpc)
-        pooling.add_pooling(self.server.grpc, PoolingEndpoints(self.pooling_runner))
+        vectors = PoolingEndpoints(self.pooling_runner)
+        pooling.add_pooling(self.server.grpc, vectors)
         self.responses = ResponseEndpoints(
             self.chat_runner,
             ResponseStore(
@@ -147,6 +165,10 @@ class Gateway:
             accept_grace_s=settings.accept_grace_s,
         )
         responses.add_responses(self.server.grpc, self.responses)
+        self.batches = self._make_batches(endpoints, vectors)
+        batch_endpoints = BatchEndpoints(self.batches)
+        batches.add_files(self.server.grpc, batch_endpoints)
+        batches.add_batches(self.server.grpc, batch_endpoints)
         anthropic.add_anthropic(
             self.server.grpc,
             AnthropicEndpoints(self.chat_runner, accept_grace_s=settings.accept_grace_s),
@@ -188,6 +210,25 @@ class Gateway:
         """At first every model's engine and tokenizer must be there; later one of them is enough to serve something."""
         usable = self.vocabularies.usable(self.pool.ready_addresses)
         return any(usable) if self._has_served else all(usable)
+
+    def _make_batches(self, endpoints: OpenAIEndpoints, vectors: PoolingEndpoints) -> BatchRunner | None:
+        settings = self.settings
+        if settings.batch_folder is None:
+            return None
+        served = {
+            "/v1/chat/completions": endpoints.chat_completions,
+            "/v1/completions": endpoints.completions,
+            "/v1/embeddings": vectors.embeddings,
+            "/v1/responses": self.responses.create,
+        }
+        return BatchRunner(
+            settings.batch_folder,
+            served,
+            max_bytes=settings.max_file_bytes,
+            concurrency=settings.batch_concurrency,
+            priority=settings.batch_priority,
+            is_ready=lambda: self._has_dependencies() and not self.admission.is_draining,
+        )
 
     async def _hello(self, vocabulary: str) -> serve_pb2.Hello:
         # Only with a tokenizer can an engine be checked against it, and tokens be text.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from pathlib import Path
 from typing import ClassVar, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
@@ -126,6 +127,17 @@ class GatewaySettings(ServiceSettings):
         False,
         description="Chat completions give the reasoning under its old name reasoning_content too.",
     )
+    batch_folder: Path | None = Field(
+        None,
+        description="Folder for uploaded files and batch jobs, used by one gateway at a time; unset: both are refused.",
+    )
+    batch_concurrency: int = Field(8, ge=1, description="Requests of batch jobs under way at most.")
+    batch_priority: int = Field(
+        100,
+        description="Priority of a batch's requests that name none; greater is later, where the scheduler's policy "
+        "looks at it.",
+    )
+    max_file_bytes: int = Field(4 << 30, ge=1, description="Size of all uploaded files together, in bytes.")
     coalesce_duty: float = Field(
         1.0,
         ge=0,

@@ -396,7 +396,5 @@ async def test_logprobs_come_with_the_text(serve: Any) -> None:
     part = events[-1]["response"]["output"][0]["content"][0]
     assert "".join(entry["token"] for entry in part["logprobs"]).startswith("Hey")
     assert len(part["logprobs"][0]["top_logprobs"]) == 2
-    deltas = [
-        entry for event in events if event["type"].endswith("text.delta") for entry in event["logprobs"]
-    ]
+    deltas = [entry for e in events if e["type"].endswith("text.delta") for entry in e["logprobs"]]
     assert deltas == part["logprobs"]

@@ -12,7 +12,6 @@ import time
 import uuid
 from collections.abc import Callable
 from contextlib import aclosing
-from typing import Any
 
 import orjson
 
@@ -20,6 +19,7 @@ from quire_gateway.chat.runner import ChatRunner
 from quire_gateway.http_answer import EVENT_STREAM, Head, Pieces
 from quire_gateway.mcp_servers import McpServers
 from quire_gateway.openai.answers import error_body, error_head
+from quire_gateway.openai.pages import ordered, page
 from quire_gateway.openai.response_input import Item, read_items
 from quire_gateway.openai.response_mcp import McpToolbox
 from quire_gateway.openai.response_request import NAMES, ResponseRequest
@@ -257,7 +257,9 @@ class ResponseEndpoints:
         """GET /v1/responses/{response_id}/input_items."""
         try:
             stored = self._store.get(response_id, call.tenant)
-            pieces: list[Head | bytes] = [Head(), _page(stored.input_items, limit, order, after)]
+            # Kept as they were given: the oldest first.
+            items = page(ordered(stored.input_items, order), limit, after, max_limit=MAX_PAGE)
+            pieces: list[Head | bytes] = [Head(), items]
         except QuireError as error:
             pieces = _error_pieces(error)
         for piece in pieces:
@@ -275,27 +277,6 @@ async def _end(stored: StoredResponse) -> None:
         stored.task = None
         stored.state.cancel()
         stored.wake()
-
-
-def _page(items: list[Item], limit: int, order: str, after: str) -> bytes:
-    if not 1 <= limit <= MAX_PAGE:
-        raise InvalidRequest("limit", f"from 1 to {MAX_PAGE}", limit)
-    if order not in ("asc", "desc"):
-        raise InvalidRequest("order", "asc or desc", order)
-    ordered = items if order == "asc" else items[::-1]
-    ids = [item["id"] for item in ordered]
-    if after and after not in ids:
-        raise InvalidRequest("after", "the id of an item of this response", after)
-    start = ids.index(after) + 1 if after else 0
-    data: list[dict[str, Any]] = ordered[start : start + limit]
-    document = {
-        "object": "list",
-        "data": data,
-        "first_id": data[0]["id"] if data else None,
-        "last_id": data[-1]["id"] if data else None,
-        "has_more": start + limit < len(ordered),
-    }
-    return orjson.dumps(document)
 
 
 def _error_pieces(error: Exception) -> list[Head | bytes]:

@@ -37,6 +37,16 @@ DOMAIN_NAMES = {
 }
 
 
+def check_metadata(metadata: dict[str, str]) -> None:
+    """Raise InvalidRequest unless the labels are few and short."""
+    if len(metadata) > MAX_METADATA:
+        raise InvalidRequest("metadata", f"at most {MAX_METADATA} pairs", len(metadata))
+    for key, value in metadata.items():
+        if len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE:
+            limit = f"keys of {MAX_METADATA_KEY} and values of {MAX_METADATA_VALUE} characters at most"
+            raise InvalidRequest("metadata", limit, key)
+
+
 class TextFormat(StrictModel):
     """What the text of the answer has to be."""
 
@@ -123,12 +133,7 @@ class ResponseRequest(StrictModel):
 
     def check(self) -> None:
         """Raise for the first field that is out of its limit, or of no use here."""
-        if len(self.metadata) > MAX_METADATA:
-            raise InvalidRequest("metadata", f"at most {MAX_METADATA} pairs", len(self.metadata))
-        for key, value in self.metadata.items():
-            if len(key) > MAX_METADATA_KEY or len(value) > MAX_METADATA_VALUE:
-                limit = f"keys of {MAX_METADATA_KEY} and values of {MAX_METADATA_VALUE} characters at most"
-                raise InvalidRequest("metadata", limit, key)
+        check_metadata(self.metadata)
         for name in self.include:
             if name not in (LOGPROBS, ENCRYPTED_REASONING):
                 raise Unsupported("include", message=f"include: {name!r} is not supported")
