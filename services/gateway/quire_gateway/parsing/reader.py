@@ -7,7 +7,7 @@ cut: each step here consumes only what no further text can change. It must not k
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from typing import Generic, TypeVar
 
 from quire_gateway.parsing.json_scanner import JsonScanner, ScanStatus
@@ -88,9 +88,12 @@ class ScriptedParser(Generic[E]):
         No tag may hold another one.
         """
         while True:
-            places = [(at, tag) for tag in tags if (at := self.buffer.find(tag)) >= 0]
-            if places:
-                at, tag = min(places)
+            at, tag = -1, ""
+            for candidate in tags:
+                place = self.buffer.find(candidate)
+                if place >= 0 and (at < 0 or place < at):
+                    at, tag = place, candidate
+            if tag:
                 self._write(self.take(at), write)
                 return self.take(len(tag))
             held = 0 if self.is_ended else beginning_at_end(self.buffer, tags)
@@ -133,11 +136,14 @@ class ScriptedParser(Generic[E]):
             write(text)
 
 
-def beginning_at_end(text: str, tags: tuple[str, ...]) -> int:
+def beginning_at_end(text: str, tags: Sequence[str]) -> int:
     """How many characters at the end of `text` may be the beginning of one of `tags`."""
-    longest = min(len(text), max(map(len, tags), default=1) - 1)
-    for length in range(longest, 0, -1):
-        tail = text[-length:]
-        if any(len(tag) > length and tag.startswith(tail) for tag in tags):
-            return length
-    return 0
+    longest = 0
+    for tag in tags:
+        at = text.find(tag[0], max(0, len(text) - len(tag) + 1))
+        while at >= 0:
+            if tag.startswith(text[at:]):
+                longest = max(longest, len(text) - at)
+                break
+            at = text.find(tag[0], at + 1)
+    return longest
