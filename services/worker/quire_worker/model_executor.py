@@ -53,9 +53,10 @@ from quire_worker.pooling.files import pooling_defaults
 from quire_worker.pooling.params import PoolingDefaults, PoolingMethod
 from quire_worker.runner import ModelRunner
 from quire_worker.sampling.sampler import Sampler
-from quire_worker.sizing import free_host_bytes, plan_pool
+from quire_worker.sizing import free_host_bytes, plan_pool, step_sizes
 from quire_worker.slots import SlotLimits, SlotTables
 from quire_worker.step import NewSequence, SamplingParams, StepMask, StepOutcome, StepPlan
+from quire_worker.worst_step import worst_step_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +159,7 @@ class ModelExecutor:
             request,
             element_bytes=backend.dtype.itemsize,
             free_bytes=_free_bytes(backend.device),
+            step_bytes=self._step_bytes(request),
             budget_bytes=self._settings.pool_memory_bytes,
         )
         limits = SlotLimits(plan.max_num_seqs, plan.max_model_len, plan.block_size, plan.num_blocks)
@@ -175,6 +177,24 @@ class ModelExecutor:
             max_tokens_per_step=plan.max_tokens_per_step,
             max_model_len=plan.max_model_len,
         )
+
+    def _step_bytes(self, request: PoolRequest) -> int:
+        """What the largest step takes, measured; on other devices than the CPU nothing is set aside for it."""
+        loaded = self._loaded
+        assert loaded is not None
+        if loaded.backend.device.type != "cpu":
+            return 0
+        sizes = step_sizes(loaded.spec, request)
+        is_raw = self._settings.has_raw_logprobs
+
+        def build(limits: SlotLimits) -> ModelRunner:
+            backend = loaded.backend
+            pool = BlockPool(
+                loaded.spec, limits.num_blocks, limits.block_size, device=backend.device, dtype=backend.dtype
+            )
+            return _build_runner(loaded, limits, sizes.max_tokens_per_step, pool, is_raw=is_raw)
+
+        return worst_step_bytes(build, sizes)
 
     def submit(self, plan: StepPlan, deliver: Deliver) -> None:
         """See Executor."""
@@ -199,6 +219,11 @@ class ModelExecutor:
         if self._engine is not None and self._masks is not None:
             self._masks.close()
             await asyncio.wrap_future(self._engine.reset())
+
+    def unload(self) -> None:
+        """See Executor."""
+        self.close()
+        self._engine = self._masks = self._loaded = None
 
     def close(self) -> None:
         """See Executor."""
