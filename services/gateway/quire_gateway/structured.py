@@ -18,6 +18,8 @@ MAX_TEXT_CHARS = 1 << 18
 MAX_CHOICES = 1024
 MAX_WHITESPACE_PATTERN_CHARS = 256
 MAX_SPAN_TOKENS = 64
+#: A schema nested deeper than this is refused: nothing that follows a schema may run out of stack.
+MAX_NESTING = 64
 
 
 class ConstraintKind(StrEnum):
@@ -143,6 +145,21 @@ def parse_json(text: str, field: str) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise InvalidRequest(field, "a JSON object", text)
     return document
+
+
+def is_deeper(document: Any, depth: int) -> bool:
+    """Whether objects and lists are nested more than `depth` levels. Needs no stack."""
+    level: list[Any] = [document]
+    for _ in range(depth):
+        level = [
+            item
+            for value in level
+            for item in (value.values() if isinstance(value, dict) else value)
+            if isinstance(item, dict | list)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def json_schema(schema: Mapping[str, Any], **options: Any) -> Constraint:

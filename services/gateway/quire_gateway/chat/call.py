@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from quire_gateway.requests import ChatPrompt, GenerationRequest
+from quire_gateway.structured import MAX_NESTING, is_deeper
 from quire_servicekit.errors import InvalidRequest
 
 MAX_TOOLS = 128
@@ -124,6 +125,9 @@ def validate_tools(call: ChatCall, names: Mapping[str, str] | None = None) -> No
             raise InvalidRequest(
                 f"{field_name}[{index}].name", "different from every other tool's", tool.name
             )
+        if is_deeper(tool.parameters, MAX_NESTING):
+            where = f"{field_name}[{index}].parameters"
+            raise InvalidRequest(where, f"nested at most {MAX_NESTING} levels deep", "a deeper one")
         seen.add(tool.name)
     if call.tool_choice.is_forced and not call.tools:
         raise InvalidRequest(

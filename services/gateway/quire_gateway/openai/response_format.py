@@ -12,11 +12,14 @@ import orjson
 from pydantic import Field
 
 from quire_gateway.openai.parameters import StrictModel
-from quire_gateway.structured import Constraint, ConstraintKind, without_additional_properties
+from quire_gateway.structured import (
+    MAX_NESTING,
+    Constraint,
+    ConstraintKind,
+    is_deeper,
+    without_additional_properties,
+)
 from quire_servicekit.errors import InvalidRequest
-
-#: A schema nested deeper than this is refused: nothing that follows a schema may run out of stack.
-MAX_NESTING = 64
 
 
 class JsonSchemaFormat(StrictModel):
@@ -179,18 +182,3 @@ def _json_constraint(
     if is_deeper(document, MAX_NESTING):
         raise InvalidRequest(field, f"nested at most {MAX_NESTING} levels deep", "a deeper one")
     return Constraint(kind=kind, text=orjson.dumps(document).decode(), **options)
-
-
-def is_deeper(document: Any, depth: int) -> bool:
-    """Whether objects and lists are nested more than `depth` levels. Needs no stack."""
-    level: list[Any] = [document]
-    for _ in range(depth + 1):
-        level = [
-            item
-            for value in level
-            for item in (value.values() if isinstance(value, dict) else value)
-            if isinstance(item, dict | list)
-        ]
-        if not level:
-            return False
-    return True
