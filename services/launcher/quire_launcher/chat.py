@@ -51,7 +51,7 @@ class Chat:
                 raise ChatError(
                     f"nothing answers at {self.url} ({error}); start a suite with: quire up"
                 ) from error
-            _check(answer)
+            check(answer)
             models = answer.json()["data"]
             if not models:
                 raise ChatError("the server has no model")
@@ -82,7 +82,7 @@ class Chat:
             with self.client.stream("POST", "chat/completions", json=body) as response:
                 if response.status_code != 200:
                     response.read()
-                _check(response)
+                check(response)
                 for line in response.iter_lines():
                     if line.startswith("data: ") and line != "data: [DONE]":
                         yield _piece(json.loads(line[6:]))
@@ -97,7 +97,8 @@ def _piece(chunk: dict[str, Any]) -> str:
     return "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", ()))
 
 
-def _check(response: httpx.Response) -> None:
+def check(response: httpx.Response) -> None:
+    """Raise ChatError with what the server says unless it answered well."""
     if response.status_code == 200:
         return
     try:

@@ -203,6 +203,38 @@ def embed(
     raise typer.Exit(run_embed(embedder, texts or [], file, output))
 
 
+@app.command()
+def batch(
+    file: Annotated[
+        Path | None, typer.Argument(help="JSON lines: custom_id, method, url and body of each request.")
+    ] = None,
+    batch_id: Annotated[
+        str | None, typer.Option("--id", help="Follow a job that was started before.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where answers go; FILE.output.jsonl if left out.")
+    ] = None,
+    errors: Annotated[
+        Path | None, typer.Option(help="Where failed requests go; FILE.errors.jsonl if left out.")
+    ] = None,
+    cancel: Annotated[bool, typer.Option("--cancel", help="With --id: end the job.")] = False,
+    port: Port = DEFAULT_PORT,
+    url: Annotated[str | None, typer.Option(help="Another server's OpenAI base URL, ending in /v1.")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="QUIRE_API_KEY", help="The key, where one is needed.")
+    ] = None,
+) -> None:
+    """Run a file of requests as a batch job and fetch the answers. Ctrl-C leaves the job running."""
+    from quire_launcher.batch import BatchClient, run_batch
+
+    if (file is None) == (batch_id is None):
+        raise typer.BadParameter("give a file, or --id of a job")
+    if cancel and batch_id is None:
+        raise typer.BadParameter("--cancel needs --id")
+    client = BatchClient(url or f"http://127.0.0.1:{port}/v1", api_key)
+    raise typer.Exit(run_batch(client, file, batch_id, output=output, errors=errors, cancel=cancel))
+
+
 def _absolute(model: str) -> str:
     """A path made absolute; an alias as it is."""
     path = Path(model).expanduser()
