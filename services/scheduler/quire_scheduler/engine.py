@@ -23,8 +23,10 @@ from quire_scheduler.errors import UnexpectedResult
 from quire_scheduler.load_log import LoadLog
 from quire_scheduler.metrics import RequestHistograms
 from quire_scheduler.request import Request
+from quire_scheduler.request_spans import traced
 from quire_scheduler.scheduler import SchedulerCore
 from quire_scheduler.settings import SchedulerSettings
+from quire_scheduler.sleeping import SleepGate
 from quire_scheduler.stats import Load
 from quire_scheduler.step import Deltas
 from quire_scheduler.timers import ForwardProgress, Timer
@@ -92,6 +94,7 @@ class Engine:
             settings.stall_timeout_s, self._is_expecting_steps, self._publish_ready
         )
         self._idle: asyncio.Future[None] | None = None
+        self.gate = SleepGate(channel)
 
     # State.
 
@@ -195,6 +198,7 @@ class Engine:
         """Connect, drive, and connect again, until cancelled."""
         told = ""
         while True:
+            await self.gate.wait_open()
             try:
                 session = await open_session(self._channel, self._sizes, self.scheduler_id, self._last_epoch)
             except WorkerLost as error:
@@ -232,6 +236,7 @@ class Engine:
         assert self.core is not None
         self.core.worker_ready(session.pool.num_blocks)
         self._session = session
+        self.gate.note_connected(True)
         self._progress.note()
         log.info(
             "worker connected",
@@ -256,7 +261,7 @@ class Engine:
             # A pool of the null block alone: the model keeps no keys and values.
             has_blocks=pool.num_blocks > 1,
         )
-        self.core = SchedulerCore(config, observer=self.histograms)
+        self.core = SchedulerCore(config, traced(self.histograms, self._settings.otlp_endpoint))
         if self._is_draining:
             self.core.begin_drain()
         self.feed = BlockEventFeed(self.core.events, self.core.prefix_snapshot)
@@ -273,6 +278,7 @@ class Engine:
 
     def _detach(self) -> None:
         self._session = None
+        self.gate.note_connected(False)
         self._sent_s.clear()
         self.constrained.worker_lost()
         if self.core is not None:

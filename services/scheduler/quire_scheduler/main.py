@@ -54,7 +54,7 @@ class SchedulerService:
         # Whether the server was ready once: what start-up made is out of the garbage collector's way then.
         self._was_ready = False
         self._servicer = SchedulerServicer(self.engine, settings.max_unread_tokens)
-        admin = SchedulerAdmin(self.engine, settings.drain_timeout_s)
+        admin = SchedulerAdmin(self.engine, self._channel, settings.drain_timeout_s)
         scheduler_service_pb2_grpc.add_SchedulerServicer_to_server(self._servicer, self.server.grpc)
         admin_service_pb2_grpc.add_AdminServicer_to_server(admin, self.server.grpc)
 

@@ -1,27 +1,33 @@
-"""The scheduler's Admin service: status, drain, pause, resume."""
+"""The scheduler's Admin service: status, drain, pause, resume, sleep, wake; profiles of its worker."""
 
 from __future__ import annotations
 
 import asyncio
 import os
-from typing import Any
+from collections.abc import Awaitable
+from typing import Any, TypeVar
 
+import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from quire.admin.v1 import admin_service_pb2, admin_service_pb2_grpc
 from quire_scheduler.engine import Engine
+from quire_servicekit.error_details import error_of
 from quire_servicekit.logging import get_logger
 
 log = get_logger("scheduler")
 
 VERSION = "0.1.0"
 
+Answer = TypeVar("Answer")
+
 
 class SchedulerAdmin(admin_service_pb2_grpc.AdminServicer):
     """The contract's Admin service."""
 
-    def __init__(self, engine: Engine, drain_timeout_s: float) -> None:
+    def __init__(self, engine: Engine, worker: grpc.aio.Channel, drain_timeout_s: float) -> None:
         self._engine = engine
+        self._worker = admin_service_pb2_grpc.AdminStub(worker)
         self._drain_timeout_s = drain_timeout_s
         self._started_at = Timestamp()
         self._started_at.GetCurrentTime()
@@ -70,10 +76,46 @@ class SchedulerAdmin(admin_service_pb2_grpc.AdminServicer):
         self._engine.resume()
         return admin_service_pb2.ResumeResponse()
 
+    async def Sleep(
+        self, request: admin_service_pb2.SleepRequest, context: Any
+    ) -> admin_service_pb2.SleepResponse:
+        """See the contract."""
+        log.info("going to sleep", num_requests=self._engine.num_requests)
+        await self._engine.gate.sleep()
+        return admin_service_pb2.SleepResponse()
+
+    async def Wake(
+        self, request: admin_service_pb2.WakeRequest, context: Any
+    ) -> admin_service_pb2.WakeResponse:
+        """See the contract."""
+        await self._engine.gate.wake()
+        log.info("awake", num_requests=self._engine.num_requests)
+        return admin_service_pb2.WakeResponse()
+
+    async def StartProfile(
+        self, request: admin_service_pb2.StartProfileRequest, context: Any
+    ) -> admin_service_pb2.StartProfileResponse:
+        """The worker's: what the scheduler itself does shows in its metrics."""
+        return await self._of_worker(self._worker.StartProfile(request))
+
+    async def StopProfile(
+        self, request: admin_service_pb2.StopProfileRequest, context: Any
+    ) -> admin_service_pb2.StopProfileResponse:
+        """The worker's."""
+        return await self._of_worker(self._worker.StopProfile(request))
+
+    async def _of_worker(self, call: Awaitable[Answer]) -> Answer:
+        try:
+            return await call
+        except grpc.aio.AioRpcError as failure:
+            raise error_of(failure) from failure
+
     def _state(self) -> admin_service_pb2.ServiceState:
         engine = self._engine
         if engine.is_draining:
             return admin_service_pb2.SERVICE_STATE_DRAINING
+        if engine.gate.is_asleep:
+            return admin_service_pb2.SERVICE_STATE_ASLEEP
         if engine.core is None:
             return admin_service_pb2.SERVICE_STATE_STARTING
         if engine.is_paused:

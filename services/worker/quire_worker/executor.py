@@ -110,7 +110,8 @@ class Executor(Protocol):
         ...
 
     def load(self, source: ModelSource, report: Callable[[LoadProgress], None]) -> ModelDescription:
-        """Load the model. Blocks, runs on its own thread, once; `report` may be called from that thread.
+        """Load the model. Blocks, runs on its own thread, once, and again after `unload`; `report` may be called from
+        that thread.
 
         FileNotFoundError: no such files. ValueError: a model that can't be run here.
         """
@@ -138,6 +139,11 @@ class Executor(Protocol):
     async def reset(self) -> None:
         """Forget every sequence once the plans already submitted have ended; no more masks come for them: those that
         wait for one fail with MasksLost."""
+        ...
+
+    def unload(self) -> None:
+        """Give the model and the pool back, as if nothing had been loaded. Blocks, runs on its own thread; no sequence
+        is known."""
         ...
 
     def close(self) -> None:

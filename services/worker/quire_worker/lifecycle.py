@@ -36,7 +36,8 @@ _TRANSITIONS = {
     WorkerState.EMPTY: {WorkerState.LOADING},
     WorkerState.LOADING: {WorkerState.LOADED, WorkerState.FAILED},
     WorkerState.LOADED: {WorkerState.READY},
-    WorkerState.READY: set(),
+    # Asleep.
+    WorkerState.READY: {WorkerState.EMPTY},
     # Another try with another path.
     WorkerState.FAILED: {WorkerState.LOADING},
 }
@@ -55,6 +56,8 @@ class Lifecycle:
         self._executor = executor
         self._on_change = on_change
         self._source: ModelSource | None = None
+        # What it had before it fell asleep.
+        self._slept_source: ModelSource | None = None
         self._load_error: Exception | None = None
         self._loading: asyncio.Task[None] | None = None
         self._progress = LoadProgress(LoadPhase.QUEUED)
@@ -62,13 +65,43 @@ class Lifecycle:
         self._pool_request: PoolRequest | None = None
         self._allocating = asyncio.Lock()
 
+    @property
+    def is_asleep(self) -> bool:
+        """Its model and pool were given back until `wake`."""
+        return self._slept_source is not None
+
+    def check_may_sleep(self) -> None:
+        """Raise FailedPrecondition unless it is ready, or asleep already."""
+        if self.state is not WorkerState.READY and not self.is_asleep:
+            raise FailedPrecondition(f"the worker is {self.state.name}: only a ready one can sleep")
+
+    async def sleep(self) -> None:
+        """Give model and pool back; the slots must be empty. Idempotent. FailedPrecondition: it is not ready."""
+        self.check_may_sleep()
+        async with self._allocating:
+            if self.state is not WorkerState.READY:
+                return
+            self._slept_source, self._source = self._source, None
+            self.model = self.pool = self._pool_request = None
+            self._move_to(WorkerState.EMPTY)
+            await asyncio.to_thread(self._executor.unload)
+
+    def wake(self) -> None:
+        """Begin to load what it had. Without effect on one that is awake."""
+        if self._slept_source is not None:
+            source, self._slept_source = self._slept_source, None
+            self.start_load(source)
+
     def start_load(self, source: ModelSource | None) -> None:
         """Begin to load, or join: None joins whatever load there is. FailedPrecondition for another model."""
         if source is None:
+            if self.is_asleep:
+                raise FailedPrecondition("the worker is asleep")
             if self.state is WorkerState.EMPTY:
                 raise FailedPrecondition("no load to join: the worker has no model, name one by its path")
             return
         if self.state in (WorkerState.EMPTY, WorkerState.FAILED):
+            self._slept_source = None
             self._source, self._load_error, self.failure = source, None, ""
             self._progress = LoadProgress(LoadPhase.QUEUED)
             self._move_to(WorkerState.LOADING)

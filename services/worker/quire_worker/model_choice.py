@@ -5,10 +5,13 @@ One job: look into the model's config once it is named, and hand everything on. 
 
 from __future__ import annotations
 
+import gc
 import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
+
+import torch
 
 from quire_worker.encoders.executor import EncoderExecutor, EncoderExecutorSettings
 from quire_worker.encoders.registry import is_encoder
@@ -73,6 +76,17 @@ class ChosenExecutor:
         if self._chosen is not None:
             await self._chosen.reset()
 
+    def unload(self) -> None:
+        """See Executor."""
+        if self._chosen is not None:
+            self._chosen.unload()
+            self._chosen = None
+            # What start-up made was frozen: cycles among it (modules and their hooks) would keep the weights for ever.
+            gc.unfreeze()
+            gc.collect()
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+
     def close(self) -> None:
         """See Executor."""
         if self._chosen is not None:
@@ -116,7 +130,9 @@ class ChosenExecutor:
                 )
             )
         if settings.kv_cache_dtype != "auto":
-            raise ValueError(f"kv_cache_dtype: {settings.kv_cache_dtype} is for a GPU; a CPU's pool is in float32")
+            raise ValueError(
+                f"kv_cache_dtype: {settings.kv_cache_dtype} is for a GPU; a CPU's pool is in float32"
+            )
         return ModelExecutor(
             ModelExecutorSettings(
                 device=settings.device,

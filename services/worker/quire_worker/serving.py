@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Coroutine
+from typing import Any
 
 from quire.admin.v1 import admin_service_pb2_grpc
 from quire.worker.v1 import worker_service_pb2_grpc
@@ -14,7 +16,7 @@ from quire_worker.executor import Executor, ModelSource
 from quire_worker.lifecycle import Lifecycle, WorkerState
 from quire_worker.metrics import WorkerMetrics
 from quire_worker.servicer import WorkerServicer
-from quire_worker.servicer_admin import WorkerAdmin
+from quire_worker.servicer_admin import Profiler, WorkerAdmin
 
 log = get_logger("worker")
 
@@ -25,7 +27,13 @@ SERVICE_NAMES = (WORKER_SERVICE, "quire.admin.v1.Admin")
 class WorkerService:
     """A running worker. `async with` it for tests; `serve` runs one until a signal ends it."""
 
-    def __init__(self, settings: ServiceSettings, executor: Executor, source: ModelSource | None) -> None:
+    def __init__(
+        self,
+        settings: ServiceSettings,
+        executor: Executor,
+        source: ModelSource | None,
+        profiler: Profiler | None = None,
+    ) -> None:
         """`source`: the model to load at once; None waits for LoadModel. Needs a running loop."""
         self.server = ServiceServer(settings, names=SERVICE_NAMES)
         self._metrics = Metrics("worker")
@@ -36,7 +44,7 @@ class WorkerService:
         self._servicer = servicer = WorkerServicer(
             executor, self.lifecycle, WorkerMetrics(self._metrics.registry)
         )
-        admin = WorkerAdmin(self.lifecycle, lambda: servicer.has_stream)
+        admin = WorkerAdmin(self.lifecycle, lambda: servicer.has_stream, servicer.end_stream, profiler)
         worker_service_pb2_grpc.add_WorkerServicer_to_server(servicer, self.server.grpc)
         admin_service_pb2_grpc.add_AdminServicer_to_server(admin, self.server.grpc)
 
@@ -71,14 +79,24 @@ class WorkerService:
         lifecycle = self.lifecycle
         log.info("state changed", state=lifecycle.state.name, failure=lifecycle.failure or None)
         if lifecycle.state is WorkerState.READY:
-            task = asyncio.create_task(self.server.ready())
-            self._health_tasks.add(task)
-            task.add_done_callback(self._health_tasks.discard)
+            self._publish(self.server.ready())
+        elif lifecycle.is_asleep:
+            self._publish(self.server.health.set_ready(False))
+
+    def _publish(self, health: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(health)
+        self._health_tasks.add(task)
+        task.add_done_callback(self._health_tasks.discard)
 
 
-async def serve(settings: ServiceSettings, executor: Executor, source: ModelSource | None) -> None:
+async def serve(
+    settings: ServiceSettings,
+    executor: Executor,
+    source: ModelSource | None,
+    profiler: Profiler | None = None,
+) -> None:
     """Serve until SIGTERM or SIGINT."""
-    service = WorkerService(settings, executor, source)
+    service = WorkerService(settings, executor, source, profiler)
     await service.start()
     try:
         await service.run_until_stopped()

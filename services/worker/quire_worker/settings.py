@@ -19,6 +19,9 @@ class WorkerSettings(ServiceSettings):
     model: Path | None = Field(
         None, description="Model to load at once: a .gguf file or a folder with config.json and safetensors."
     )
+    profile_dir: Path | None = Field(
+        None, description="Folder for recorded profiles (StartProfile); unset: recording is refused."
+    )
     served_model_name: str = Field("", description="Name that clients use; empty: made from the path.")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = Field(
         "auto", description="Type of weights and activations; auto: float32 on a CPU, bfloat16 on a GPU."

@@ -16,6 +16,7 @@ from typing import Final
 import torch
 
 from quire_servicekit.logging import get_logger
+from quire_worker.attention.device import AttentionNeeds
 from quire_worker.backend import DTYPES
 from quire_worker.cuda.build import build_runner
 from quire_worker.cuda.kernel_choice import CompileCounter, choose_kernels
@@ -59,9 +60,9 @@ _SWITCH_INTERVAL_S: Final = 0.0002
 
 @dataclass(frozen=True, slots=True)
 class DeviceExecutorSettings:
-    """device: cuda or cuda:N. attention: auto, triton or torch. load_format: auto reads the model's files, dummy draws
-    random weights. pool_memory_bytes: what the block pool may take; 0 is what a worst-case step leaves.
-    quantization: see loading/fp8.py. kv_cache_dtype: auto or fp8."""
+    """device: cuda or cuda:N. attention: auto, triton, torch or a plug-in (attention/device.py). load_format: auto reads
+    the model's files, dummy draws random weights. pool_memory_bytes: what the block pool may take; 0 is what a
+    worst-case step leaves. quantization: see loading/fp8.py. kv_cache_dtype: auto or fp8."""
 
     device: str = "cuda"
     attention: str = "auto"
@@ -102,7 +103,9 @@ class DeviceExecutor:
         files = with_quantization(files, settings.quantization, keep=True)
         spec = spec_from_config(files.config, architecture(files))
         dtype = _dtype(source.dtype, self._place)
-        kernels = choose_kernels(self._settings.attention, self._place)
+        is_fp8 = settings.kv_cache_dtype == "fp8"
+        kv_dtype = torch.float8_e4m3fn if is_fp8 else dtype
+        kernels = choose_kernels(settings.attention, _needs(spec, self._place, dtype, kv_dtype))
         counted = CountingSource(files.source)
         with self._on_stream():
             weights = load_weights(
@@ -111,10 +114,8 @@ class DeviceExecutor:
                 DevicePlacement(self._place, dtype),
                 lambda done, total: report(LoadProgress(LoadPhase.WEIGHTS, done, total)),
             )
-        is_fp8 = settings.kv_cache_dtype == "fp8"
         self._loaded = Loaded(
-            spec, weights, kernels, self._place, dtype,
-            kv_dtype=torch.float8_e4m3fn if is_fp8 else dtype,
+            spec, weights, kernels, self._place, dtype, kv_dtype=kv_dtype,
             kv_scales=kv_scales(files, spec.num_layers) if is_fp8 else (),
         )  # fmt: skip
         log.info("weights loaded", seconds=round(time.perf_counter() - started, 2))
@@ -207,6 +208,11 @@ class DeviceExecutor:
             self._masks.close()
             await asyncio.wrap_future(self._pipeline.reset())
 
+    def unload(self) -> None:
+        """See Executor. Captured graphs go with the pipeline, and with them the addresses they hold."""
+        self.close()
+        self._pipeline = self._masks = self._loaded = None
+
     def close(self) -> None:
         """See Executor."""
         if self._pipeline is not None and self._masks is not None:
@@ -225,6 +231,15 @@ class DeviceExecutor:
             return
         with torch.cuda.device(self._place), torch.cuda.stream(self._stream):
             yield
+
+
+def _needs(
+    spec: DecoderSpec, device: torch.device, dtype: torch.dtype, kv_dtype: torch.dtype
+) -> AttentionNeeds:
+    return AttentionNeeds(
+        device=device, num_heads=spec.num_heads, num_kv_heads=spec.num_kv_heads, head_dim=spec.head_dim, dtype=dtype,
+        kv_dtype=kv_dtype, block_size=DEFAULT_BLOCK_SIZE, has_window=any(spec.windows),
+    )  # fmt: skip
 
 
 def _dtype(name: str, device: torch.device) -> torch.dtype:

@@ -154,6 +154,11 @@ class EncoderExecutor:
         if self._engine is not None:
             await asyncio.wrap_future(self._engine.reset())
 
+    def unload(self) -> None:
+        """See Executor."""
+        self.close()
+        self._engine = self._encoder = None
+
     def close(self) -> None:
         """See Executor."""
         if self._engine is not None:

@@ -194,6 +194,10 @@ class SimulatedExecutor:
         if self._runner is not None:
             self._runner.reset()
 
+    def unload(self) -> None:
+        """Forget the slot tables."""
+        self._runner = None
+
     def close(self) -> None:
         """Deliver nothing more."""
         if self._timer is not None:
