@@ -32,6 +32,7 @@ def _load(name: str) -> Any:
 
 _load("fake_scores")
 fakes = _load("fakes")
+chats = _load("chats")
 
 from quire_gateway.main import Gateway  # noqa: E402
 from quire_gateway.settings import GatewaySettings  # noqa: E402
@@ -187,6 +188,12 @@ async def make_suite() -> AsyncIterator[Callable[..., Any]]:
     yield make
     for action in undo:
         await action()
+
+
+@pytest.fixture
+def serve(make_suite: Callable[..., Any]) -> Callable[..., Any]:
+    """Starts a suite whose model writes a text: `await serve(text, template, **settings)`."""
+    return chats.serving(make_suite)
 
 
 @pytest.fixture
