@@ -59,6 +59,7 @@ def request_from_submit(submit: serve_pb2.Submit, owner: Hashable, now_s: float)
         tenant=submit.tenant,
         deadline_s=None if timeout_s is None else now_s + timeout_s,
         cache_salt=submit.cache_salt,
+        traceparent=submit.traceparent,
         attachment=submit.pooling if is_pooled else _for_worker(submit.sampling),
         # A vector may be made of all tokens' hidden states.
         skip_reading_prefix_cache=submit.skip_reading_prefix_cache or is_pooled,

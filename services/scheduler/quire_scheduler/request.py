@@ -125,6 +125,8 @@ class Request:
     deadline_s: float | None = None
     cache_salt: str = ""
     adapter: str = ""
+    # W3C context of the client's call; empty if none.
+    traceparent: str = ""
     media_hashes: tuple[bytes, ...] = ()
     attachment: Any = None
     skip_reading_prefix_cache: bool = False

@@ -20,7 +20,7 @@ def submit(**fields):
 def test_submit_becomes_a_request():
     """Every field arrives; the timeout becomes a point on the engine's clock; the sampling message is kept."""
     message = submit(
-        n=2, priority=-1, tenant="t", cache_salt="s", eos_token_ids=[9],
+        n=2, priority=-1, tenant="t", cache_salt="s", eos_token_ids=[9], traceparent="00-a-b-01",
         resumed=[serve_pb2.ResumedSequence(sequence_index=1, output_token_ids=[7])],
     )  # fmt: skip
     message.timeout.FromMilliseconds(1500)
@@ -30,6 +30,7 @@ def test_submit_becomes_a_request():
     assert (request.owner, request.handle, request.request_id, request.n) == ("gateway", 3, "r", 2)
     assert (request.prompt_token_ids, request.resumed) == ([1, 2], {1: [7]})
     assert (request.priority, request.tenant, request.cache_salt) == (-1, "t", "s")
+    assert request.traceparent == "00-a-b-01"
     assert request.deadline_s == 101.5
     assert (request.sampling.max_tokens, request.sampling.temperature) == (0, 0)
     assert request.sampling.eos_token_ids == (9,)

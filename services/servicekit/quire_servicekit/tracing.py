@@ -1,14 +1,19 @@
-"""OpenTelemetry traces of the RPCs, only where an OTLP endpoint is set.
+"""OpenTelemetry traces, of RPCs and of what a service tells of itself, only where an OTLP endpoint is set.
 
-One job: make the interceptors. OpenTelemetry takes most of a second to import, so that happens only for those who ask
-for traces, and a service image may leave the packages out (the extra `quire-servicekit[tracing]` brings them).
+One job: make the interceptors and the span writer. OpenTelemetry takes most of a second to import, so that happens
+only for those who ask for traces, and a service image may leave the packages out (the extra
+`quire-servicekit[tracing]` brings them).
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import grpc
+
+# The header and field that carry W3C trace context.
+_TRACEPARENT = "traceparent"
 
 _provider: Any = None
 
@@ -29,6 +34,38 @@ def client_interceptors(endpoint: str | None) -> list[grpc.aio.ClientInterceptor
     from opentelemetry.instrumentation.grpc import aio_client_interceptors
 
     return list(aio_client_interceptors(tracer_provider=configure_tracing("quire", endpoint)))
+
+
+class SpanWriter:
+    """Writes spans of things that are over; each belongs to the trace that its parent's context names."""
+
+    def __init__(self, provider: Any) -> None:
+        from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+        self._tracer = provider.get_tracer("quire")
+        self._propagator = TraceContextTextMapPropagator()
+
+    def write(
+        self,
+        name: str,
+        *,
+        traceparent: str,
+        start_unix_ns: int,
+        end_unix_ns: int,
+        attributes: Mapping[str, str | int | float],
+    ) -> None:
+        """Write one span. traceparent: W3C context of the parent; empty or malformed begins a trace of its own. A
+        parent that is not sampled has no spans here either. Does not block: another thread sends spans in batches."""
+        context = self._propagator.extract({_TRACEPARENT: traceparent})
+        span = self._tracer.start_span(
+            name, context=context, start_time=start_unix_ns, attributes=dict(attributes)
+        )
+        span.end(end_unix_ns)
+
+
+def span_writer(endpoint: str | None) -> SpanWriter | None:
+    """What writes a service's own spans; None without an endpoint."""
+    return None if endpoint is None else SpanWriter(configure_tracing("quire", endpoint))
 
 
 def configure_tracing(service: str, endpoint: str) -> Any:

@@ -31,26 +31,63 @@ class Collector(collector_grpc.TraceServiceServicer):
         return collector.ExportTraceServiceResponse()
 
 
-async def test_client_and_server_spans_share_a_trace(handlers, monkeypatch):
-    """The server's span is a child of the client's, and both arrive at the collector."""
+@pytest.fixture
+def sink(monkeypatch):
+    """A collector that listens at `sink.endpoint`, and a process that has not traced yet."""
     sink = Collector()
-    collecting = grpc.server(concurrent.futures.ThreadPoolExecutor(2))
-    collector_grpc.add_TraceServiceServicer_to_server(sink, collecting)
-    endpoint = f"127.0.0.1:{collecting.add_insecure_port('127.0.0.1:0')}"
-    collecting.start()
+    server = grpc.server(concurrent.futures.ThreadPoolExecutor(2))
+    collector_grpc.add_TraceServiceServicer_to_server(sink, server)
+    sink.endpoint = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+    server.start()
     monkeypatch.setattr(tracing, "_provider", None)
+    yield sink
+    server.stop(0).wait()
+
+
+async def test_client_and_server_spans_share_a_trace(handlers, sink):
+    """The server's span is a child of the client's, and both arrive at the collector."""
 
     async def echo(request, context):
         return request
 
     handlers.add("unary_unary", "Echo", echo)
-    server = ServiceServer(SampleSettings(listen="127.0.0.1:0", otlp_endpoint=endpoint), names=[])
+    server = ServiceServer(SampleSettings(listen="127.0.0.1:0", otlp_endpoint=sink.endpoint), names=[])
     server.grpc.add_generic_rpc_handlers((handlers,))
     async with server:
-        channel = connect(server.address, otlp_endpoint=endpoint)
+        channel = connect(server.address, otlp_endpoint=sink.endpoint)
         assert await channel.unary_unary("/test.Service/Echo")(b"x") == b"x"
         await channel.close()
     await asyncio.to_thread(tracing._provider.shutdown)
-    collecting.stop(0).wait()
     assert {span.kind for span in sink.spans} == {2, 3}  # server, client
     assert len({span.trace_id for span in sink.spans}) == 1
+
+
+async def test_a_written_span_is_a_child_of_its_traceparent(sink):
+    """Times, attributes and the parent of a span that a service writes itself arrive; no context begins a new trace."""
+    writer = tracing.span_writer(sink.endpoint)
+    context = "00-" + "ab" * 16 + "-" + "cd" * 8
+    for traceparent in (f"{context}-01", "not a context", f"{context}-00"):
+        writer.write(
+            "work",
+            traceparent=traceparent,
+            start_unix_ns=1_000,
+            end_unix_ns=3_000,
+            attributes={"name": "x", "count": 3, "time_s": 0.5},
+        )
+    await asyncio.to_thread(tracing._provider.shutdown)
+    child, root = sink.spans  # what a parent that is not sampled would have below it is not written
+    assert (child.trace_id, child.parent_span_id) == (b"\xab" * 16, b"\xcd" * 8)
+    assert (child.name, child.start_time_unix_nano, child.end_time_unix_nano) == ("work", 1_000, 3_000)
+    values = {pair.key: pair.value for pair in child.attributes}
+    assert (values["name"].string_value, values["count"].int_value, values["time_s"].double_value) == (
+        "x",
+        3,
+        0.5,
+    )
+    assert root.parent_span_id == b""
+    assert root.trace_id != child.trace_id
+
+
+def test_without_an_endpoint_there_is_no_writer():
+    """Nothing is imported or made for those who don't trace."""
+    assert tracing.span_writer(None) is None
