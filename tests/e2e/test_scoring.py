@@ -1,6 +1,7 @@
 """Log-probabilities, masks and beams of the real model through the whole suite: what it says twice must agree."""
 
 import itertools
+import json
 import math
 
 import httpx
@@ -126,3 +127,28 @@ def test_typed_scores_over_grpc_and_rest(smollm2_suite):
     body = {"text": QUESTION, "sampling": {"maxTokens": 2, "numPromptLogprobs": 1}}
     text = httpx.post(f"{smollm2_suite.url}/quire/v1/generate", json=body, timeout=60).text
     assert text.count("promptLogprobs") + text.count("prompt_logprobs") == 1
+
+
+def test_zero_and_unset_stay_apart_on_every_way_in(smollm2_suite):
+    """Zero log-probabilities are the sampled token's alone, unset is none: over gRPC, and as REST through Envoy."""
+    stub = inference_service_pb2_grpc.InferenceStub(smollm2_suite.channel)
+    request = generate_pb2.GenerateRequest(text=QUESTION)
+    request.sampling.max_tokens = 3
+    request.sampling.temperature = 0
+    for wants in (False, True):
+        if wants:
+            request.sampling.num_logprobs = 0
+        found = [entry for event in stub.Generate(request, timeout=60) for entry in event.delta.logprobs]
+        assert len(found) == (3 if wants else 0) and not any(entry.top for entry in found)
+    texts = set()
+    for sampling in ({"temperature": 0, "topK": 0, "numLogprobs": 0}, {"temperature": 0}):
+        body = {"text": QUESTION, "sampling": {"maxTokens": 3, "seed": str(2**63 + 5), **sampling}}
+        answer = httpx.post(f"{smollm2_suite.url}/quire/v1/generate", json=body, timeout=60)
+        assert answer.status_code == 200, answer.text
+        events = [json.loads(line[5:]) for line in answer.text.splitlines() if line.startswith("data:")]
+        deltas = [event["delta"] for event in events if "delta" in event]
+        texts.add("".join(delta.get("text", "") for delta in deltas))
+        has_scores = any(delta.get("logprobs") for delta in deltas)
+        assert has_scores == ("numLogprobs" in sampling)
+        assert events[0]["started"]["seed"] == str(2**63 + 5)
+    assert len(texts) == 1
