@@ -57,24 +57,31 @@ class PythonicParser(ToolParser):
         text = yield from self.before(lambda char: is_name(char))
         if not text or (yield from self.next_char()) != "(":
             return text
-        depth, quote, parts = 0, "", [text]
-        while (char := (yield from self.next_char())) != "":
-            parts.append(self.take(1))
-            if quote:
-                if char == "\\":
-                    yield from self.next_char()
-                    parts.append(self.take(1))
-                elif char == quote:
-                    quote = ""
-            elif char in "\"'":
-                quote = char
-            elif char in "([{":
-                depth += 1
-            elif char in ")]}":
-                depth -= 1
+        return text + (yield from self._brackets())
+
+    def _brackets(self) -> Step[str]:
+        """From an opening bracket to the one that closes it, or to the end of the text."""
+        depth, quote, at = 0, "", 0
+        while True:
+            while at < len(self.buffer):
+                char = self.buffer[at]
+                if quote and char == "\\":
+                    # What is escaped may come with the next piece.
+                    at += 1
+                elif quote:
+                    quote = "" if char == quote else quote
+                elif char in "\"'":
+                    quote = char
+                elif char in "([{":
+                    depth += 1
+                elif char in ")]}":
+                    depth -= 1
+                at += 1
                 if depth == 0:
-                    break
-        return "".join(parts)
+                    return self.take(at)
+            if self.is_ended:
+                return self.take(len(self.buffer))
+            yield
 
 
 def parse_call(text: str) -> tuple[str, dict[str, Any]] | None:
