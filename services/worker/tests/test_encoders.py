@@ -191,6 +191,8 @@ def test_a_text_fits_into_one_step(tmp_path):
     assert executor.load(ModelSource(str(tmp_path)), lambda progress: None).max_model_len == 68
     with pytest.raises(ValueError, match="max_model_len 60 is above 32"):
         executor.allocate(PoolRequest(max_tokens_per_step=32, max_model_len=60))
+    with pytest.raises(ValueError, match="num_blocks must be 0 for an encoder"):
+        executor.allocate(PoolRequest(num_blocks=10))
     pool = executor.allocate(PoolRequest(max_tokens_per_step=32))
     assert (pool.num_blocks, pool.max_model_len) == (1, 32)
     executor.close()

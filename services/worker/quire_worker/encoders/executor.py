@@ -114,6 +114,10 @@ class EncoderExecutor:
         """See Executor. There are no blocks but the null block; a text must fit into one step."""
         if self._encoder is None:
             raise ValueError("no model is loaded")
+        if request.num_blocks:
+            raise ValueError(
+                f"num_blocks must be 0 for an encoder, which keeps no blocks; got {request.num_blocks}"
+            )
         max_tokens = request.max_tokens_per_step or max(_DEFAULT_MAX_TOKENS, self._max_model_len)
         max_model_len = request.max_model_len or min(self._max_model_len, max_tokens)
         longest = min(max_tokens, self._encoder.spec.max_model_len)
