@@ -30,7 +30,7 @@ from quire_gateway.requests import (
     validate_request,
 )
 from quire_gateway.rules import RequestRules
-from quire_gateway.sampling import Sampling, resolve, validate
+from quire_gateway.sampling import Sampling, resolve, validate, validate_bad_sequences
 from quire_gateway.sequences import OutputSpec, SequenceState, WakeOn
 from quire_gateway.structured import renamed
 from quire_servicekit.errors import InvalidRequest, QuireError, RequestAborted, Unsupported
@@ -259,7 +259,9 @@ class Generator:
                 sampling = dataclasses.replace(
                     sampling, bad_token_sequences=(*sampling.bad_token_sequences, *bad)
                 )
-                validate(sampling, model.vocab_size, {"bad_token_sequences": "bad_words", **names})
+                validate_bad_sequences(
+                    sampling, model.vocab_size, {"bad_token_sequences": "bad_words", **names}
+                )
             self._add(generation, request, sampling, model, fit(request, prompt, model, names), call)
 
     def _defaults(self, model: ServedModel) -> tuple[Sampling, ...]:

@@ -102,7 +102,7 @@ def validate(
     _validate_counts(sampling, vocab_size, called)
     _validate_logprobs(sampling, vocab_size, called, max_logprobs)
     _validate_ids(sampling, vocab_size, called)
-    _validate_bad_sequences(sampling, vocab_size, called)
+    validate_bad_sequences(sampling, vocab_size, called)
     if sampling.constraint is not None:
         validate_constraint(sampling.constraint, called)
         _validate_beside_constraint(sampling)
@@ -155,7 +155,8 @@ def _validate_logprobs(
         raise InvalidRequest(name, message=f"{name} excludes {called.get('num_logprobs', 'num_logprobs')}")
 
 
-def _validate_bad_sequences(sampling: Sampling, vocab_size: int, called: Mapping[str, str]) -> None:
+def validate_bad_sequences(sampling: Sampling, vocab_size: int, called: Mapping[str, str]) -> None:
+    """Raise InvalidRequest for too many bad sequences, or one that is none. called: the dialect's names."""
     name, sequences = called.get("bad_token_sequences", "bad_token_sequences"), sampling.bad_token_sequences
     if len(sequences) > MAX_BAD_SEQUENCES:
         raise InvalidRequest(name, f"at most {MAX_BAD_SEQUENCES} sequences", len(sequences))

@@ -183,6 +183,7 @@ async def test_the_whole_vocabulary_where_the_operator_allows_it(make_suite: Any
     suite = await make_suite(max_logprobs=-1)
     await suite.client.complete("x", logprobs=-1, max_tokens=1)
     assert _last_sampling(suite).num_logprobs == 258
+    assert (await suite.client.complete("x", logprobs=-1, bad_words=["no"], max_tokens=1)).status == 200
     tight = await make_suite(max_logprobs=2)
     assert (await tight.client.complete("x", logprobs=3)).json["error"]["message"].count("from 0 to 2")
     assert (await tight.client.complete("x", logprobs=2)).status == 200
