@@ -6,6 +6,8 @@ import json
 import pytest
 from gateway_chats import CALLS, NOW, WEATHER, joined
 
+from quire_servicekit.errors import InvalidRequest
+
 
 @pytest.mark.parametrize("tokens_per_step", [1, 3, 7, 1000])
 async def test_calls_streamed_equal_calls_at_once(serve, tokens_per_step):
@@ -229,6 +231,17 @@ async def test_what_cannot_be_served_is_refused_by_name(serve, body, param):
     if param is not None:
         assert answer.json["error"]["param"].startswith(param)
     assert not suite.scheduler.submits
+
+
+async def test_a_schema_that_does_not_compile_names_the_tools(serve):
+    """What the engine refuses of the grammar is an error of the tools to the client, who wrote no grammar."""
+    suite = await serve(CALLS)
+    suite.scheduler.reject_with = InvalidRequest(
+        "constraint.grammar", message="constraint.grammar: no such keyword"
+    )
+    answer = await suite.client.chat(tools=[NOW], tool_choice="required")
+    assert (answer.status, answer.json["error"]["param"]) == (400, "tools")
+    assert "grammar" not in answer.json["error"]["message"]
 
 
 async def test_tools_can_be_turned_off(serve):

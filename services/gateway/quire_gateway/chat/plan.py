@@ -86,7 +86,9 @@ class ChatPlan:
 
     def constraint_name(self) -> dict[str, str]:
         """What the dialect calls the constraint: the tools, where they are what constrains."""
-        return {"constraint": self._called("tools")} if self._binds_calls else {}
+        if not self._binds_calls:
+            return {}
+        return {"constraint": self._called("tools"), "constraint.grammar": self._called("tools")}
 
     def choice_parsers(self, prompt_text: str, vocabulary: Vocabulary) -> Callable[[int], ParsedChoice]:
         """Makes the parsers of a choice. prompt_text: the rendered conversation."""
