@@ -12,7 +12,9 @@ from quire_envoy.settings import EdgeSettings
 
 GATEWAY_CLUSTER = "gateway"
 # Replies that come without authorization being asked: probes of orchestrators have no key.
-HEALTH_PATH, LIVE_PATH, READY_PATH = "/health", "/live", "/ready"
+HEALTH_PATH, LIVE_PATH = "/health", "/live"
+# Answered by the gateway, without a key too.
+OPEN_PATHS = frozenset({"/ready", "/openapi.json", "/docs"})
 
 API_KEY_FILTER = "envoy.filters.http.api_key_auth"
 RATE_LIMIT_FILTER = "envoy.filters.http.local_ratelimit"
@@ -38,7 +40,7 @@ def route_config(settings: EdgeSettings, paths: list[RestPath]) -> dict[str, Any
     routes += [_grpc_route(service) for service in REFLECTION_SERVICES]
     for path in paths:
         found = _rest_routes(path, settings)
-        routes += [_without_key(route, settings) for route in found] if path.template == READY_PATH else found
+        routes += [_without_key(route, settings) for route in found] if path.template in OPEN_PATHS else found
     unknown = (
         "Unknown path. The REST interface is under /v1 and /quire/v1; gRPC services answer on this port too."
     )

@@ -5,6 +5,7 @@ One job: who may do what, and how outcomes look. The calls themselves are engine
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -13,14 +14,29 @@ from google.api import httpbody_pb2
 from google.rpc import code_pb2, status_pb2
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from pydantic import BaseModel
 
 from quire.management.v1 import management_service_pb2 as messages
 from quire.management.v1 import management_service_pb2_grpc
 from quire_gateway import __version__
 from quire_gateway.admission import Admission
+from quire_gateway.anthropic.requests import CountRequest, MessagesRequest
 from quire_gateway.engine_operations import EngineOperations, Outcome
 from quire_gateway.generation import Generator
 from quire_gateway.http_answer import JSON, Head
+from quire_gateway.openai.batch_endpoints import BatchRequest
+from quire_gateway.openai.chat_request import ChatRequest
+from quire_gateway.openai.completion_request import CompletionRequest
+from quire_gateway.openai.pooling_requests import (
+    ClassifyRequest,
+    EmbeddingRequest,
+    PoolingRequest,
+    RerankRequest,
+    ScoreRequest,
+)
+from quire_gateway.openai.response_request import ResponseRequest
+from quire_gateway.openapi.document import document, load_contracts
+from quire_gateway.openapi.page import page
 from quire_gateway.readiness import Readiness
 from quire_gateway.scheduler_pool import SchedulerPool
 from quire_gateway.servicers.calls import call_info
@@ -30,6 +46,31 @@ from quire_servicekit.errors import InvalidRequest, PermissionDenied
 
 SERVICE_NAME: str = messages.DESCRIPTOR.services_by_name["Management"].full_name
 MAX_ABORTED_IDS = 1024
+
+#: Services that clients reach through the edge, in the order of the documentation.
+PUBLIC_SERVICES = (
+    "quire.openai.v1.OpenAI",
+    "quire.openai.v1.Responses",
+    "quire.openai.v1.Files",
+    "quire.openai.v1.Batches",
+    "quire.anthropic.v1.Anthropic",
+    "quire.inference.v1.Inference",
+    SERVICE_NAME,
+)
+#: What parses the bodies of the dialects' paths.
+BODIES: dict[str, type[BaseModel]] = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponseRequest,
+    "/v1/batches": BatchRequest,
+    "/v1/embeddings": EmbeddingRequest,
+    "/v1/score": ScoreRequest,
+    "/v1/rerank": RerankRequest,
+    "/v1/classify": ClassifyRequest,
+    "/v1/pooling": PoolingRequest,
+    "/v1/messages": MessagesRequest,
+    "/v1/messages/count_tokens": CountRequest,
+}
 
 
 class ManagementServicer(management_service_pb2_grpc.ManagementServicer):
@@ -74,6 +115,14 @@ class ManagementServicer(management_service_pb2_grpc.ManagementServicer):
         return httpbody_pb2.HttpBody(
             content_type=CONTENT_TYPE_LATEST, data=generate_latest(self._registry) + _engine_lines(self._pool)
         )
+
+    async def GetOpenApi(self, request: messages.GetOpenApiRequest, context: Any) -> httpbody_pb2.HttpBody:
+        """See the contract."""
+        return httpbody_pb2.HttpBody(content_type=JSON, data=orjson.dumps(api_document()))
+
+    async def GetDocs(self, request: messages.GetDocsRequest, context: Any) -> httpbody_pb2.HttpBody:
+        """See the contract."""
+        return httpbody_pb2.HttpBody(content_type="text/html; charset=utf-8", data=page(api_document()))
 
     async def GetLoad(self, request: messages.GetLoadRequest, context: Any) -> messages.GetLoadResponse:
         """See the contract."""
@@ -174,6 +223,12 @@ class ManagementServicer(management_service_pb2_grpc.ManagementServicer):
             raise PermissionDenied(
                 f"client {client!r} may not operate this server; management_clients names those who may"
             )
+
+
+@functools.cache
+def api_document() -> dict[str, Any]:
+    """The OpenAPI document; made when it is first asked for."""
+    return document(load_contracts(), PUBLIC_SERVICES, BODIES, __version__)
 
 
 def _status(outcome: Outcome) -> status_pb2.Status:
