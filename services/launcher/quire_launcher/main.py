@@ -25,6 +25,7 @@ Port = Annotated[
     int, typer.Option(envvar="QUIRE_PORT", help="The clients' port; services take the ports after it.")
 ]
 
+ModelPath = Annotated[str, typer.Option(help="smollm2, minilm, or a GGUF file or a folder with safetensors.")]
 
 EmbeddingModel = Annotated[
     str | None,
@@ -36,9 +37,7 @@ EmbeddingModel = Annotated[
 
 @app.command()
 def up(
-    model: Annotated[
-        str, typer.Option(help="smollm2, minilm, or a GGUF file or a folder with safetensors.")
-    ] = "smollm2",
+    model: ModelPath = "smollm2",
     served_model_name: Annotated[
         str | None, typer.Option(help="The name clients use; made from the model if unset.")
     ] = None,
