@@ -42,7 +42,7 @@ _SCALARS = (
 
 
 def request_from_submit(submit: serve_pb2.Submit, owner: Hashable, now_s: float) -> Request:
-    """A request of `owner`. `attachment` keeps the sampling (or pooling) message, which goes on to the worker as it is."""
+    """A request of `owner`. `attachment` keeps the sampling (or pooling) message, which goes on to the worker."""
     is_pooled = submit.HasField("pooling")
     if not is_pooled and not submit.sampling.HasField("seed"):
         raise domain_errors.InvalidRequest("sampling.seed", "set by the gateway", "unset")

@@ -117,8 +117,8 @@ class PromptLogprobs:
 class StepResult:
     """What the worker answers to a plan: one row per sequence that sampled, in the plan's order.
 
-    `num_tokens` may be empty: one token each. `pooled_slots`, `pooled`: vectors (float32, little endian) of the sequences
-    that want one. Times are microseconds.
+    `num_tokens` may be empty: one token each. `pooled_slots`, `pooled`: vectors (float32, little endian) of the
+    sequences that want one. Times are microseconds.
     """
 
     step_id: int
