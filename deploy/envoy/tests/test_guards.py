@@ -67,6 +67,13 @@ def test_health_needs_no_key(keyed):
     assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
 
+@pytest.mark.parametrize("path", ["/ready", "/openapi.json", "/docs"])
+def test_readiness_and_documentation_need_no_key(keyed, path):
+    """Probes and readers of the documentation reach the gateway without a key."""
+    assert keyed.http.get(path).status_code != 401
+    assert keyed.http.get("/metrics").status_code == 401
+
+
 def test_grpc_without_a_key_is_unauthenticated(keyed):
     """A native call needs the key as metadata; without it the status is UNAUTHENTICATED and its message readable."""
     with grpc.insecure_channel(keyed.target) as channel:

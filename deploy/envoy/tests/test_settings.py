@@ -12,6 +12,7 @@ from quire_envoy import ApiKey, EdgeSettings, RateLimit, render, validate, write
 from quire_envoy.contracts import RestPath, load_descriptors, rest_paths
 from quire_envoy.main import main
 from quire_envoy.process import InvalidConfig
+from quire_envoy.routes import route_config
 from quire_envoy.settings import load_settings, read_api_keys
 
 
@@ -93,7 +94,14 @@ def test_rest_surface_is_that_of_the_contracts():
     assert found["/v1/chat/completions"] == ("POST",)
     assert found["/v1/models/{model=**}"] == ("GET",)
     assert found["/quire/v1/generate"] == ("POST",)
-    assert not [path for path in found if "admin" in path]
+    assert found["/quire/v1/admin/drain"] == ("POST",)
+
+
+def test_the_admin_service_of_each_process_is_not_published():
+    """Operators come in by Management, which asks who they are; Admin asks nobody."""
+    table = json.dumps(route_config(EdgeSettings(), rest_paths(load_descriptors())))
+    assert "/quire.management.v1.Management/" in table
+    assert "quire.admin" not in table
 
 
 @pytest.mark.parametrize(

@@ -171,6 +171,32 @@ def chat(
 
 
 @app.command()
+def complete(
+    prompt: Annotated[
+        str | None, typer.Argument(help="What to go on from; standard input if left out.")
+    ] = None,
+    port: Port = DEFAULT_PORT,
+    url: Annotated[str | None, typer.Option(help="Another server's OpenAI base URL, ending in /v1.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model; the server's first one if left out.")] = None,
+    temperature: Annotated[float | None, typer.Option(min=0, help="0 takes the likeliest token.")] = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest completion in tokens.")] = 256,
+    stop: Annotated[list[str] | None, typer.Option(help="A text that ends it; may be given again.")] = None,
+    echo: Annotated[bool, typer.Option("--echo", help="Print the prompt first.")] = False,
+    api_key: Annotated[
+        str | None, typer.Option(envvar="QUIRE_API_KEY", help="The key, where one is needed.")
+    ] = None,
+) -> None:
+    """Let the model go on from a text."""
+    from quire_launcher.chat import Chat
+    from quire_launcher.complete import run_complete
+
+    options = {"temperature": temperature, "max_tokens": max_tokens, "stop": stop or None}
+    server = Chat(url=url or f"http://127.0.0.1:{port}/v1", model=model, api_key=api_key)
+    wanted = {name: value for name, value in options.items() if value is not None}
+    raise typer.Exit(run_complete(server, prompt, wanted, with_prompt=echo))
+
+
+@app.command()
 def embed(
     texts: Annotated[list[str] | None, typer.Argument(help="The texts; or give --file.")] = None,
     file: Annotated[

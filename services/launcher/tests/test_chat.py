@@ -9,6 +9,7 @@ import threading
 import pytest
 
 from quire_launcher.chat import Chat, ChatError, run_chat
+from quire_launcher.complete import run_complete
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -53,6 +54,23 @@ def server():
     made.shutdown()
     thread.join()
     made.server_close()
+
+
+def test_complete_prints_the_pieces_behind_the_prompt(server, capsys):
+    """`quire complete --echo` prints prompt and completion as one text, and asks the completions endpoint."""
+    server.events = [b'{"choices": [{"text": " jumps"}]}', b'{"choices": [{"text": " over"}]}', b"[DONE]"]
+    assert run_complete(Chat(server.url), "The fox", {"max_tokens": 5}, with_prompt=True) == 0
+    assert capsys.readouterr().out == "The fox jumps over\n"
+    assert server.asked == [{"model": "tiny", "prompt": "The fox", "stream": True, "max_tokens": 5}]
+
+
+def test_complete_says_what_the_server_said(server, capsys):
+    """A refusal is a readable line and exit status 1; an empty prompt asks nobody."""
+    server.refuse = True
+    assert run_complete(Chat(server.url), "x", {}) == 1
+    assert "429: the queue is full" in capsys.readouterr().err
+    assert run_complete(Chat(server.url), "", {}) == 2
+    assert len(server.asked) == 1
 
 
 @pytest.fixture
