@@ -105,3 +105,33 @@ def test_what_cannot_run_is_refused(place):
         decode_attention(**inputs | {"seq_lens": inputs["seq_lens"].long()}, out=out, workspace=workspace)
     with pytest.raises(ValueError, match="out must be"):
         decode_attention(**inputs, out=out[:, :64], workspace=workspace)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "shared", "members", "options"),
+    [
+        ((300, 290, 257, 20, 0, 400), 256, (0, 1, 2, 5), {}),
+        ((300, 290, 257, 20), 240, (0, 2), {"head_norm": True, "num_heads": 9, "kv_heads": 3}),
+        ((100, 81, 600), 80, (0, 1), {"sinks": True, "kv_heads": 1}),
+        ((150,) * 20, 112, tuple(range(20)), {}),
+    ],
+    ids=["some rows", "three heads a key head", "sinks", "more rows than a tile"],
+)
+def test_a_shared_prefix(lengths, shared, members, options, place, assert_close):
+    """Rows that begin with the same blocks get what each would alone, and so do the rows beside them."""
+    device, dtype = place
+    case = DecodeCase("prefix", lengths, **options)
+    inputs = case.inputs(dtype, device)
+    tables, rows, slots = inputs["block_tables"], inputs["table_rows"].tolist(), len(lengths) + 3
+    for member in members[1:]:
+        tables[rows[member], : shared // 16] = tables[rows[members[0]], : shared // 16]
+    prefix = torch.full((2 + 2 * slots,), 99, dtype=torch.int32)
+    prefix[:2] = torch.tensor([shared, len(members)])
+    prefix[2 : 2 + len(members)] = torch.tensor(members)
+    prefix[2 + slots :] = torch.tensor([shared if row in members else 0 for row in range(slots)])
+    out = torch.full((len(lengths), case.num_heads * case.head_dim), float("nan"), dtype=dtype, device=device)
+    workspace = DecodeWorkspace(device, len(lengths), case.num_heads, case.kv_heads, case.head_dim)
+    reference = decode_attention_reference(**(inputs | {"pool": inputs["pool"].clone()}))
+    decode_attention(**inputs, out=out, workspace=workspace, prefix=prefix.to(device))
+    assert_close(out, reference)
+    assert int(workspace.counters.abs().sum()) == 0

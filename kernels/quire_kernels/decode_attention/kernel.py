@@ -11,8 +11,9 @@ seq_lens     [S]                   tokens of the sequence with the new one; 0: a
 table_rows   [S]                   the sequence's row of block_tables [rows, blocks], row stride table_stride
 cos, sin     [positions, D / 2]
 inverse_k, inverse_v, v_scale  of an fp8 pool: 1 / scale of its keys and values; the keys' scale is part of qk_scale
-partial      [S, H, P, D]          sums of values of each split, not normalised
-stats        [2, S, H, P]          each split's maximum (base-2 logarithm) and its sum of weights
+prefix       see kernel_prefix.py; only where Q > 0, and with ROPE
+partial      [S, H, T, D]          sums of values of each split, not normalised; T: P, or room for Q more of a prefix
+stats        [2, S, H, T]          each split's maximum (base-2 logarithm) and its sum of weights
 counters     [S, G]                splits that have finished; zero before and after
 Grid: (P, G, S).
 """
@@ -25,6 +26,9 @@ import triton.language as tl
 
 from quire_kernels.gpu.fast_launch import fast
 from quire_kernels.gpu.kernel import block_ids, to_pool, wait_for_inputs
+
+# Shares of a sequence that there is room for.
+MAX_SHARES = 16
 
 
 @triton.jit
@@ -66,7 +70,7 @@ def _capped(scores, soft_cap, SOFT_CAP: tl.constexpr):
 
 
 @triton.jit
-def _load_tile(pool, table, group, at, end, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, B: tl.constexpr,
+def load_tile(pool, table, group, at, end, G: tl.constexpr, D: tl.constexpr, DP: tl.constexpr, B: tl.constexpr,
                TILE: tl.constexpr):  # fmt: skip
     """Keys and values at .. at + TILE, each [TILE, DP]; zeros from `end` on."""
     d = tl.arange(0, DP)
@@ -84,7 +88,7 @@ def _load_tile(pool, table, group, at, end, G: tl.constexpr, D: tl.constexpr, DP
 
 
 @triton.jit
-def _add_tile(acc, peak, total, q, keys, values, at, first, end, qk_scale, soft_cap,
+def add_tile(acc, peak, total, q, keys, values, at, first, end, qk_scale, soft_cap,
               TILE: tl.constexpr, SOFT_CAP: tl.constexpr):  # fmt: skip
     """Add a tile to the running softmax."""
     positions = at + tl.arange(0, TILE)
@@ -106,13 +110,14 @@ def _add_tile(acc, peak, total, q, keys, values, at, first, end, qk_scale, soft_
 
 @triton.jit
 def _finish(out, out_stride, partial, stats, counters, sinks, sequence, group, split, active, acc, peak, total,
-            num_seqs, H: tl.constexpr, G: tl.constexpr, R: tl.constexpr, M: tl.constexpr, D: tl.constexpr,
-            DP: tl.constexpr, P: tl.constexpr, SINKS: tl.constexpr):  # fmt: skip
-    """Write the result of the only split, or this split's share; the last one to arrive adds all shares up."""
+            num_seqs, num_prefix, H: tl.constexpr, G: tl.constexpr, R: tl.constexpr, M: tl.constexpr,
+            D: tl.constexpr, DP: tl.constexpr, P: tl.constexpr, T: tl.constexpr, SINKS: tl.constexpr):  # fmt: skip
+    """Write the result of the only split, or this split's share; the last one to arrive adds all shares up, and
+    num_prefix shares that are there already."""
     rows = tl.arange(0, M)
     d = tl.arange(0, DP)
     head = group * R + rows
-    if active == 1:
+    if active + num_prefix == 1:
         if SINKS:
             sink = tl.load(sinks + head, mask=rows < R, other=0.0).to(tl.float32) * 1.4426950408889634
             total += tl.exp2(sink - peak)
@@ -123,23 +128,23 @@ def _finish(out, out_stride, partial, stats, counters, sinks, sequence, group, s
             mask=(rows < R)[:, None] & (d < D)[None, :],
         )
     else:
-        share = (sequence * H + head) * P + split
+        share = (sequence * H + head) * T + split
         mine = partial + share[:, None].to(tl.int64) * D + d[None, :]
         tl.store(mine, acc, mask=(rows < R)[:, None] & (d < D)[None, :])
         tl.store(stats + share, peak, mask=rows < R)
-        tl.store(stats + num_seqs * H * P + share, total, mask=rows < R)
+        tl.store(stats + num_seqs * H * T + share, total, mask=rows < R)
         # Every thread's stores come before the one thread's release.
         tl.debug_barrier()
         arrived = tl.atomic_add(counters + sequence * G + group, 1, sem="acq_rel")
         if arrived == active - 1:
             tl.store(counters + sequence * G + group, 0)
-            splits = tl.arange(0, P)
-            there = splits < active
+            splits = tl.arange(0, T)
+            there = (splits < active) | ((splits >= P) & (splits < P + num_prefix))
             for row in tl.static_range(R):
-                shares = (sequence * H + group * R + row) * P + splits
+                shares = (sequence * H + group * R + row) * T + splits
                 peaks = tl.load(stats + shares, mask=there, other=float("-inf"), cache_modifier=".cg")
                 totals = tl.load(
-                    stats + num_seqs * H * P + shares, mask=there, other=0.0, cache_modifier=".cg"
+                    stats + num_seqs * H * T + shares, mask=there, other=0.0, cache_modifier=".cg"
                 )
                 values = tl.load(
                     partial + shares[:, None].to(tl.int64) * D + d[None, :],
@@ -162,11 +167,12 @@ def _finish(out, out_stride, partial, stats, counters, sinks, sequence, group, s
 @triton.jit(do_not_specialize=["num_seqs"])
 def _decode_kernel(
     qkv, qkv_stride, pool, seq_lens, table_rows, block_tables, table_stride, cos, sin, q_norm, k_norm, eps, sinks,
-    out, out_stride, partial, stats, counters, num_seqs, qk_scale, soft_cap, window, split_tokens, inverse_k, inverse_v,
-    v_scale,
+    prefix, out, out_stride, partial, stats, counters, num_seqs, qk_scale, soft_cap, window, split_tokens, inverse_k,
+    inverse_v, v_scale,
     H: tl.constexpr, G: tl.constexpr, R: tl.constexpr, M: tl.constexpr, D: tl.constexpr, DP: tl.constexpr,
-    B: tl.constexpr, TILE: tl.constexpr, P: tl.constexpr, ROPE: tl.constexpr, HEAD_NORM: tl.constexpr,
-    SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, FP8: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr,
+    B: tl.constexpr, TILE: tl.constexpr, P: tl.constexpr, Q: tl.constexpr, T: tl.constexpr, ROPE: tl.constexpr,
+    HEAD_NORM: tl.constexpr, SOFT_CAP: tl.constexpr, SINKS: tl.constexpr, FP8: tl.constexpr,
+    PREFIX_TILE: tl.constexpr, PREFIX_ROOM: tl.constexpr, PDL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     split = tl.program_id(0)
     group = tl.program_id(1)
@@ -185,6 +191,14 @@ def _decode_kernel(
     # Keys in the pool that are attended to: [first, last). With ROPE the new token comes from qkv instead.
     last = length - 1 if ROPE else length
     first = tl.where(window > 0, tl.maximum(0, length - window), 0)
+    num_prefix = 0
+    if Q > 0:
+        shared = tl.load(prefix + 2 + (PREFIX_ROOM + sequence))
+        if shared > 0:
+            # _prefix_kernel has seen to these, in so many shares.
+            first = shared
+            num_tiles_shared = tl.cdiv(shared, PREFIX_TILE)
+            num_prefix = tl.cdiv(num_tiles_shared, tl.cdiv(num_tiles_shared, Q))
     first_tile = first // TILE
     num_tiles = tl.cdiv(last, TILE) - first_tile
     wanted = tl.minimum(P, tl.maximum(1, tl.cdiv(num_tiles * TILE, split_tokens)))
@@ -236,14 +250,14 @@ def _decode_kernel(
             acc += value.to(tl.float32)[None, :]
 
     for at in tl.range(start, end, TILE, num_stages=STAGES):
-        keys, values = _load_tile(pool, table, group, at, end, G, D, DP, B, TILE)
-        acc, peak, total = _add_tile(acc, peak, total, q, keys, values, at, first, end, qk_scale, soft_cap,
+        keys, values = load_tile(pool, table, group, at, end, G, D, DP, B, TILE)
+        acc, peak, total = add_tile(acc, peak, total, q, keys, values, at, first, end, qk_scale, soft_cap,
                                      TILE, SOFT_CAP)  # fmt: skip
 
     if FP8:
         acc = acc * v_scale
     _finish(out, out_stride, partial, stats, counters, sinks, sequence, group, split, active, acc, peak, total,
-            num_seqs, H, G, R, M, D, DP, P, SINKS)  # fmt: skip
+            num_seqs, num_prefix, H, G, R, M, D, DP, P, T, SINKS)  # fmt: skip
 
 
 def launch(
@@ -263,6 +277,9 @@ def launch(
     soft_cap: float,
     eps: float,
     kv_scale: tuple[float, float],
+    prefix: torch.Tensor | None,
+    prefix_shares: int,
+    prefix_tile: int,
     plan: tuple[int, int, int, int, int],
     options: dict[str, object],
 ) -> None:
@@ -278,12 +295,14 @@ def launch(
     _decode_kernel[(splits, kv_heads, len(seq_lens))](
         qkv, qkv.stride(0), pool, seq_lens, table_rows, block_tables, block_tables.stride(0),
         unused if cos is None else cos, unused if sin is None else sin, unused if q_norm is None else q_norm,
-        unused if k_norm is None else k_norm, eps, unused if sinks is None else sinks, out, out.stride(0),
+        unused if k_norm is None else k_norm, eps, unused if sinks is None else sinks,
+        seq_lens if prefix is None else prefix, out, out.stride(0),
         partial, stats, counters, len(seq_lens), scale * k_scale * log2e, soft_cap * log2e, window, split_tokens,
         1.0 / k_scale, 1.0 / v_scale, v_scale,
         H=num_heads, G=kv_heads, R=shared, M=max(16, triton.next_power_of_2(shared)), D=head_dim,
-        DP=triton.next_power_of_2(head_dim), B=block_size, TILE=tile, P=splits, ROPE=cos is not None,
-        HEAD_NORM=q_norm is not None, SOFT_CAP=soft_cap > 0.0, SINKS=sinks is not None,
+        DP=triton.next_power_of_2(head_dim), B=block_size, TILE=tile, P=splits, Q=prefix_shares,
+        T=splits if prefix is None else MAX_SHARES, PREFIX_TILE=prefix_tile,
+        PREFIX_ROOM=0 if prefix is None else (len(prefix) - 2) // 2, ROPE=cos is not None, HEAD_NORM=q_norm is not None, SOFT_CAP=soft_cap > 0.0, SINKS=sinks is not None,
         FP8=pool.element_size() == 1, STAGES=stages,
         num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip

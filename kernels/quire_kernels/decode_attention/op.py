@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 
 import torch
 
-from quire_kernels.decode_attention import kernel
+from quire_kernels.decode_attention import kernel, kernel_prefix
 from quire_kernels.gpu.launch import check_device, pdl_options
 from quire_kernels.gpu.rope import Rope
 
-MAX_SPLITS = 16
+MAX_SPLITS = kernel.MAX_SHARES
+# How many programs share a prefix's tokens, by tile of sequences and key head.
+PREFIX_SHARES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +71,7 @@ def decode_attention(
     sinks: torch.Tensor | None = None,
     rope: Rope | None = None,
     kv_scale: tuple[float, float] = (1.0, 1.0),
+    prefix: torch.Tensor | None = None,
     plan: Plan | None = None,
     pdl: bool = False,
 ) -> None:
@@ -81,6 +84,10 @@ def decode_attention(
     the pool holds the new token. window: a token sees this many tokens, itself included; 0 is all. soft_cap: scores
     become soft_cap * tanh(score / soft_cap); 0 is off. sinks: [H], logits that take part in the softmax only.
     kv_scale: what keys and values of an fp8 pool are multiplied by; (1, 1) where the pool is no fp8.
+    prefix, with rope and neither window nor fp8 pool: int32 [2 + 2 * slots], slots >= S: how many tokens some of the
+    sequences begin with alike, in the same blocks; how many sequences; their rows, ascending; from 2 + slots on, by row
+    how many of its tokens are among them, that is all or 0. Another launch, ahead of it, then reads these tokens once
+    for many sequences.
     """
     _check(qkv, pool, seq_lens, table_rows, block_tables, out, num_heads)
     check_device("decode_attention", qkv, pool, seq_lens, table_rows, block_tables, out, sinks)
@@ -89,15 +96,46 @@ def decode_attention(
     if len(seq_lens) == 0:
         return
     chosen = plan or default_plan(len(seq_lens), pool.shape[2])
+    if prefix is not None and plan is None:
+        chosen = replace(chosen, splits=min(chosen.splits, MAX_SPLITS - PREFIX_SHARES))
     if chosen.splits > MAX_SPLITS:
         raise ValueError(f"splits is at most {MAX_SPLITS}, got {chosen.splits}")
+    if prefix is not None:
+        _check_prefix(prefix, pool, qkv, rope, num_heads, window, chosen.splits)
     tensors = (None, None, None, None) if rope is None else (rope.cos, rope.sin, rope.q_norm, rope.k_norm)
+    eps = 0.0 if rope is None else rope.eps
+    if prefix is not None:
+        kernel_prefix.launch(
+            qkv, pool, seq_lens, table_rows, block_tables, prefix, (workspace.partial, workspace.stats), tensors,
+            num_heads=num_heads, scale=scale, soft_cap=soft_cap, eps=eps,
+            shares=(chosen.splits, PREFIX_SHARES, MAX_SPLITS), options=pdl_options(pdl),
+        )  # fmt: skip
     kernel.launch(
         qkv, pool, seq_lens, table_rows, block_tables, out,
         (workspace.partial, workspace.stats, workspace.counters), tensors, sinks, num_heads=num_heads, scale=scale,
-        window=window, soft_cap=soft_cap, eps=0.0 if rope is None else rope.eps, kv_scale=kv_scale,
+        window=window, soft_cap=soft_cap, eps=eps, kv_scale=kv_scale, prefix=prefix,
+        prefix_shares=0 if prefix is None else PREFIX_SHARES, prefix_tile=kernel_prefix.TILE,
         plan=astuple(chosen), options=pdl_options(pdl),
     )  # fmt: skip
+
+
+def _check_prefix(
+    prefix: torch.Tensor,
+    pool: torch.Tensor,
+    qkv: torch.Tensor,
+    rope: Rope | None,
+    num_heads: int,
+    window: int,
+    splits: int,
+) -> None:
+    if rope is None or window or pool.dtype != qkv.dtype or num_heads // pool.shape[2] > kernel_prefix.ROWS:
+        raise ValueError("a shared prefix goes with rope, no window and a pool of the projections' type")
+    if prefix.dtype != torch.int32 or len(prefix) < 2 + 2 * len(qkv):
+        raise ValueError(
+            f"prefix must be int32 with room for {len(qkv)} rows, got {prefix.dtype} {len(prefix)}"
+        )
+    if splits + PREFIX_SHARES > MAX_SPLITS:
+        raise ValueError(f"with a shared prefix splits is at most {MAX_SPLITS - PREFIX_SHARES}, got {splits}")
 
 
 def _check(

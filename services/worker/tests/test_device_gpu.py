@@ -26,7 +26,7 @@ CONFIG = {
     "num_key_value_heads": 2,
     "head_dim": 64,
     "vocab_size": 1000,
-    "max_position_embeddings": 512,
+    "max_position_embeddings": 1024,
     "rms_norm_eps": 1e-5,
     "rope_theta": 10000.0,
 }
@@ -36,7 +36,7 @@ VARIANTS = {
     "qwen2": {"architectures": ["Qwen2ForCausalLM"]},
     "window": {"architectures": ["MistralForCausalLM"], "sliding_window": 24},
 }
-POOL = PoolRequest(max_num_seqs=12, max_tokens_per_step=512, num_blocks=300)
+POOL = PoolRequest(max_num_seqs=20, max_tokens_per_step=512, num_blocks=400)
 
 
 @pytest.fixture(scope="module", params=list(VARIANTS))
@@ -146,6 +146,34 @@ def test_steps_queued_ahead_give_the_tokens_of_steps_one_by_one(pair):
         gpu.executor.submit_plan(plan, results.put)
     ours = [results.get(timeout=60).token_ids for _ in plans]
     assert ours == [cpu.execute(plan).token_ids for plan in plans]
+    gpu.reset()
+    cpu.reset()
+
+
+def test_rows_that_share_a_prefix_get_their_own_tokens(pair):
+    """Attention reads the blocks that most rows of a step begin with once, and a row without them its own."""
+    gpu, cpu = pair
+    head, shared = prompt(512, 5), list(range(1, 33))
+    first = NewSequence(0, [*head, 7], 513, 0, [*shared, 33], _greedy())
+    others = [
+        NewSequence(
+            slot,
+            [*head, *prompt(slot + 2, slot)],
+            514 + slot,
+            512,
+            [*shared, 33 + slot, 60 + slot],
+            _greedy(),
+        )
+        for slot in range(1, 17)
+    ]
+    others.append(NewSequence(17, prompt(40, 3), 40, 0, [90, 91, 92], _greedy()))
+    slots = list(range(18))
+    plans = [
+        StepPlan(1, [0], [512], new_sequences=[first]),
+        StepPlan(2, slots, [1, *(slot + 2 for slot in range(1, 17)), 40], new_sequences=others),
+        *(StepPlan(step, slots, [1] * 18) for step in range(3, 9)),
+    ]
+    assert [gpu.execute(plan).token_ids for plan in plans] == [cpu.execute(plan).token_ids for plan in plans]
     gpu.reset()
     cpu.reset()
 

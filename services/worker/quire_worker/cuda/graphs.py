@@ -18,6 +18,7 @@ import torch
 from quire_worker.cuda.columns import StepColumns
 from quire_worker.cuda.model import DeviceModel
 from quire_worker.cuda.operations import StepShape
+from quire_worker.cuda.shared_prefix import MIN_ROWS
 from quire_worker.models.spec import DecoderSpec
 
 T = TypeVar("T")
@@ -45,10 +46,12 @@ def sizes_up_to(max_num_seqs: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """What a graph was captured for: this many tokens in at most so many rows; equal: one each."""
+    """What a graph was captured for: this many tokens in at most so many rows; equal: one each, and then perhaps rows
+    that share a prefix."""
 
     num_tokens: int
     num_rows: int
+    has_prefix: bool = False
 
 
 def mixed_sizes(spec: DecoderSpec, max_num_seqs: int, max_tokens: int) -> list[Size]:
@@ -83,16 +86,14 @@ class StepGraphs:
         self._decode_rows: list[int] = []
         self._mixed: list[Size] = []
 
-    def size_for(self, columns: StepColumns) -> Size | None:
-        """The captured size that a step runs in."""
+    def size_for(self, columns: StepColumns, *, has_prefix: bool = False) -> Size | None:
+        """The captured size that a step runs in; has_prefix: its rows share one."""
         rows = len(columns.slots)
         if columns.num_leading_decodes == rows:
             index = bisect_left(self._decode_rows, rows)
-            return (
-                Size(self._decode_rows[index], self._decode_rows[index])
-                if rows > 0 and index < len(self._decode_rows)
-                else None
-            )
+            if not rows or index == len(self._decode_rows):
+                return None
+            return Size(self._decode_rows[index], self._decode_rows[index], has_prefix)
         tokens = columns.num_tokens
         # Few enough to be looked through; the cached tokens of a long prompt are better read by another kernel.
         if int(columns.starts[columns.num_leading_decodes :].sum()) > _MAX_CACHED:
@@ -104,7 +105,7 @@ class StepGraphs:
     def capture(self, report: Callable[[int, int], None] = lambda done, total: None) -> None:
         """Capture every size, the largest first so that the smaller ones reuse its memory. Needs a stream of its own
         as the current one. What is in `packed` must be a step of no rows."""
-        model, kernels = self._model, self._model.loaded.kernels
+        model = self._model
         decode_rows = sizes_up_to(model.limits.max_num_seqs)
         mixed = self._mixed_sizes()
         memory = torch.cuda.graph_pool_handle()
@@ -114,12 +115,14 @@ class StepGraphs:
         for done, size in enumerate(reversed(mixed)):
             self._captured[size] = self._capture(size, self._mixed_body(size, logits[size.num_rows]), memory)
             report(done + 1, total)
-        kernels.overlap = True
         for done, rows in enumerate(reversed(decode_rows)):
-            size = Size(rows, rows)
-            self._captured[size] = self._capture(size, self._decode_body(rows), memory)
+            self._captured[Size(rows, rows)] = self._capture(
+                Size(rows, rows), self._decode_body(rows), memory
+            )
+            if self.can_share and rows >= MIN_ROWS:
+                size = Size(rows, rows, has_prefix=True)
+                self._captured[size] = self._capture(size, self._prefix_body(rows), memory)
             report(len(mixed) + done + 1, total)
-        kernels.overlap = False
         self._decode_rows, self._mixed = decode_rows, mixed
 
     def compute(self, size: Size) -> torch.Tensor:
@@ -133,20 +136,28 @@ class StepGraphs:
         captured = self._captured[size]
         (captured.filtered if filtered else captured.plain).replay()
 
+    @property
+    def can_share(self) -> bool:
+        """Whether there are, or will be, graphs for rows that share a prefix."""
+        return bool(self._model.tile_tokens)
+
     def _mixed_sizes(self) -> list[Size]:
         model = self._model
         if not model.tile_tokens:
             return []
         return mixed_sizes(model.loaded.spec, model.limits.max_num_seqs, self._max_tokens)
 
-    def _decode_body(self, rows: int) -> Callable[[], torch.Tensor]:
-        shape = StepShape(num_tokens=rows, num_rows=rows, num_decodes=rows, max_query_len=1)
+    def _decode_body(self, rows: int, prefix: torch.Tensor | None = None) -> Callable[[], torch.Tensor]:
+        shape = StepShape(num_tokens=rows, num_rows=rows, num_decodes=rows, max_query_len=1, prefix=prefix)
 
         def body() -> torch.Tensor:
             self._model.prepare(rows, 1)
             return self._model.logits(self._model.compute(shape))
 
         return body
+
+    def _prefix_body(self, rows: int) -> Callable[[], torch.Tensor]:
+        return self._decode_body(rows, self._model.packed_prefix())
 
     def _mixed_body(self, size: Size, logits: torch.Tensor) -> Callable[[], torch.Tensor]:
         model, tokens, rows = self._model, size.num_tokens, size.num_rows

@@ -151,8 +151,10 @@ class KernelSet(Protocol):
         window: int,
         rope: Rope | None,
         kv_scale: tuple[float, float],
+        prefix: torch.Tensor | None,
     ) -> None:
-        """One token a row. With rope: raw projections come in, and the new keys and values are stored too."""
+        """One token a row. With rope: raw projections come in, and the new keys and values are stored too. prefix:
+        see StepShape; never given to kernels that list no tiles."""
         ...
 
     def prefill_attention(

@@ -21,7 +21,7 @@ from quire_worker.cuda.state import (
     make_sampling_table,
     make_tables,
 )
-from quire_worker.cuda.step_packing import tiles_start
+from quire_worker.cuda.step_packing import prefix_size, prefix_start, tiles_start
 from quire_worker.models.decoder import DecoderWeights, forward
 from quire_worker.models.spec import DecoderSpec
 from quire_worker.slots import SlotLimits
@@ -124,6 +124,11 @@ class DeviceModel:
     def packed_slots(self, num_rows: int) -> torch.Tensor:
         """The packed step's column of slots."""
         return self.packed[HEADER_SIZE : HEADER_SIZE + num_rows]
+
+    def packed_prefix(self) -> torch.Tensor:
+        """What the packed step's rows share."""
+        start = prefix_start(self.limits)
+        return self.packed[start : start + prefix_size(self.limits)]
 
     def packed_tiles(self, most: int) -> torch.Tensor:
         """The packed step's list of attention tiles, of which there are at most so many."""

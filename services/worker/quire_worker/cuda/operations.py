@@ -50,7 +50,7 @@ class StepShape:
     kept_rows: int32, the tokens whose hidden states are wanted after the last layer; None: all. num_cached: tokens of
     the longer rows that were computed before. tiles: for a captured step of any rows, where its list of attention
     tiles will be (step_packing); the other numbers are then the most that it can have, and
-    num_decodes is num_rows.
+    num_decodes is num_rows. prefix: for a captured decode step, where it will say what its rows share.
     """
 
     num_tokens: int
@@ -60,6 +60,7 @@ class StepShape:
     kept_rows: torch.Tensor | None = None
     num_cached: int = 0
     tiles: torch.Tensor | None = None
+    prefix: torch.Tensor | None = None
 
     @property
     def is_decode(self) -> bool:
@@ -246,7 +247,7 @@ class DeviceOperations:
         self._kernels.decode_attention(
             qkv, self._pool[layer], views.decode_lens, views.decode_rows, self._tables.block_tables, out,
             self._workspace, num_heads=self._spec.num_heads, scale=self._spec.scale, window=self._spec.window(layer),
-            rope=rope, kv_scale=self._kv_scales[layer],
+            rope=rope, kv_scale=self._kv_scales[layer], prefix=self._shape.prefix,
         )  # fmt: skip
 
     def _mixed(self, layer: int, qkv: torch.Tensor, out: torch.Tensor) -> None:

@@ -196,6 +196,7 @@ class PlainKernels:
         window: int,
         rope: Rope | None,
         kv_scale: tuple[float, float],
+        prefix: torch.Tensor | None,
     ) -> None:
         """See KernelSet."""
         if rope is not None:

@@ -22,6 +22,7 @@ from quire_worker.cuda.model import DeviceModel
 from quire_worker.cuda.operations import StepShape, Stream
 from quire_worker.cuda.prompt_rows import PromptRows
 from quire_worker.cuda.results import PendingTokens, ResultBuffers
+from quire_worker.cuda.shared_prefix import PrefixFinder, SharedPrefix
 from quire_worker.cuda.staging import Staging
 from quire_worker.cuda.step_packing import PackedStep, Placement, StepPacker
 from quire_worker.masks import MaskBox
@@ -63,6 +64,7 @@ class DeviceRunner:
         self._packer = StepPacker(staging, limits, model.tile_tokens)
         self._tables = SlotTables(limits)
         self._columns = ColumnBuilder(self._tables, max_tokens)
+        self._prefixes = PrefixFinder(self._tables)
         rows, device = limits.max_num_seqs, model.loaded.device
         self._sampling = DeviceSampling(model.loaded.spec.vocab_size, rows, device)
         self._logprobs = DeviceLogprobs(rows, device)
@@ -79,16 +81,30 @@ class DeviceRunner:
         columns = self._columns.build(plan)
         self._check_copies(plan)
         # A graph samples all rows of its size; hidden states of a prompt are for the eager way.
-        size = None if self._prompts.are_wanted(plan.slots) else self._graphs.size_for(columns)
+        prefix = self._shared_prefix(plan, columns)
+        size = None
+        if not self._prompts.are_wanted(plan.slots):
+            size = self._graphs.size_for(columns, has_prefix=prefix is not None)
         self._staging.begin()
         packed = self._packer.pack(
-            plan, columns, [new.sampling for new in plan.new_sequences], is_graph=size is not None
+            plan,
+            columns,
+            [new.sampling for new in plan.new_sequences],
+            is_graph=size is not None,
+            prefix=prefix,
         )
         self._staging.send()
         self._apply(packed)
         if size is None:
             return self._run_eager(plan, columns, packed, started)
         return self._run_graph(plan, columns, size, started)
+
+    def _shared_prefix(self, plan: StepPlan, columns: StepColumns) -> SharedPrefix | None:
+        if plan.new_sequences or plan.released_slots:
+            self._prefixes.forget()
+        if not self._graphs.can_share or columns.num_leading_decodes < len(columns.slots):
+            return None
+        return self._prefixes.find(columns)
 
     def finish(self, launched: Launched) -> StepOutcome:
         """Wait for a step's tokens. Steps are finished in the order in which they were launched."""
@@ -113,6 +129,7 @@ class DeviceRunner:
     def reset(self) -> None:
         """Forget every sequence; blocks keep their content."""
         self._tables.release_all()
+        self._prefixes.forget()
         self._prompts.forget_all()
         self.masks.reset()
 
@@ -229,9 +246,7 @@ class DeviceRunner:
         model, masks = self._model, {}
         if plan.masked_slots:
             masks, self._mask_wait_us = self.masks.wait(plan.step_id, plan.masked_slots)
-        adjusted = self._sampling.adjust(
-            model.loaded.kernels, logits, slots, host_slots, model.tables, masks
-        )
+        adjusted = self._sampling.adjust(model.loaded.kernels, logits, slots, host_slots, model.tables, masks)
         model.sample(adjusted, slots, filtered=filtered)
 
     def _launched(

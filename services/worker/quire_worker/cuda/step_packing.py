@@ -3,7 +3,8 @@
 The head, int32, M the largest batch: [0] rows, [1] tokens, [2] leading rows of one token, [3..7] reserved; then columns
 of M values each: slots (-1 pads), num_new_tokens, query start of the row, num_new_blocks, offset of the row's blocks;
 then the new blocks' ids; then the list of attention tiles (how many, then sequence << 16 | tile), empty where it would
-be too long for a captured step.
+be too long for a captured step; then the prefix that decode rows share: its tokens, how many rows, these rows (M), and
+by row how many of its tokens are shared (M).
 Behind it: records of sequences to be placed (slot, num_tokens, num_computed, num_blocks, token_offset, block_offset, 0,
 0; offsets from the first record) with their data, block copies, and blocks that belong at another entry of their table
 than the next computed token's.
@@ -19,6 +20,7 @@ import torch
 from numpy.typing import NDArray
 
 from quire_worker.cuda.columns import StepColumns
+from quire_worker.cuda.shared_prefix import SharedPrefix
 from quire_worker.cuda.staging import Staging
 from quire_worker.cuda.state import (
     HEADER_SIZE,
@@ -72,7 +74,7 @@ class PackedStep:
 
 def head_size(limits: SlotLimits) -> int:
     """int32 values of the head."""
-    return tiles_start(limits) + limits.max_num_seqs + _MAX_WHOLE_TILES + 1
+    return prefix_start(limits) + prefix_size(limits)
 
 
 def tiles_start(limits: SlotLimits) -> int:
@@ -84,6 +86,16 @@ def capacity(limits: SlotLimits) -> int:
     """int32 values of the largest plan: every slot placed anew at its longest."""
     sequence = RECORD_SIZE + limits.max_model_len + limits.max_blocks_per_seq + 16
     return head_size(limits) + limits.max_num_seqs * (sequence + limits.max_blocks_per_seq + 4) + 64
+
+
+def prefix_start(limits: SlotLimits) -> int:
+    """Where in the head the shared prefix begins."""
+    return tiles_start(limits) + limits.max_num_seqs + _MAX_WHOLE_TILES + 1
+
+
+def prefix_size(limits: SlotLimits) -> int:
+    """int32 values of the shared prefix."""
+    return 2 + 2 * limits.max_num_seqs
 
 
 class StepPacker:
@@ -102,11 +114,14 @@ class StepPacker:
         device_sampling: Sequence[SamplingParams],
         *,
         is_graph: bool,
+        prefix: SharedPrefix | None = None,
     ) -> PackedStep:
         """Pack a plan. device_sampling: of each new sequence, as the device is to sample it. is_graph: a captured
-        graph runs the step, and it finds the sampling rows by itself."""
+        graph runs the step, and it finds the sampling rows by itself. prefix: what a step of such a graph shares."""
         staging, far_rows = self._staging, self._far_rows(columns)
         self._pack_head(columns, far_rows)
+        if prefix is not None:
+            self._pack_prefix(prefix)
         samples = np.flatnonzero(columns.samples)
         ends = columns.query_starts + columns.counts
         return PackedStep(
@@ -148,7 +163,7 @@ class StepPacker:
         room = head[HEADER_SIZE + NUM_COLUMNS * most : start]
         count = min(len(columns.new_block_ids), len(room))
         room[:count] = columns.new_block_ids[:count]
-        self._pack_tiles(columns, head[start:])
+        self._pack_tiles(columns, head[start : prefix_start(self._limits)])
 
     def _pack_tiles(self, columns: StepColumns, room: NDArray[np.int32]) -> None:
         """Count, then sequence << 16 | tile; long runs' last tiles, which see most keys, come first."""
@@ -162,6 +177,14 @@ class StepPacker:
             rows = np.repeat(np.arange(first, len(columns.counts)), each)
             tiles = np.arange(total) - np.repeat(np.cumsum(each) - each, each)
             room[0], room[1 : total + 1] = total, (rows << 16 | tiles)[::-1]
+
+    def _pack_prefix(self, prefix: SharedPrefix) -> None:
+        start, most = prefix_start(self._limits), self._limits.max_num_seqs
+        room = self._staging.head[start : start + prefix_size(self._limits)]
+        room[0], room[1] = prefix.num_tokens, len(prefix.rows)
+        room[2 : 2 + len(prefix.rows)] = prefix.rows
+        room[2 + most :] = 0
+        room[2 + most + prefix.rows] = prefix.num_tokens
 
     def _pack_far_blocks(
         self, columns: StepColumns, far_rows: NDArray[np.int64]

@@ -40,7 +40,7 @@ class TritonKernels:
     is_capturable = True
 
     def __init__(self) -> None:
-        self.overlap = False
+        self.overlap = True
 
     def workspace(
         self,
@@ -179,11 +179,14 @@ class TritonKernels:
         window: int,
         rope: Rope | None,
         kv_scale: tuple[float, float],
+        prefix: torch.Tensor | None,
     ) -> None:
         """See KernelSet."""
+        # Without rope the new keys come from the launch ahead, which this one would not wait for.
         decode_attention(
             qkv, pool, seq_lens, table_rows, block_tables, out, workspace.decode, num_heads=num_heads,
-            scale=scale, window=window, rope=rope, kv_scale=kv_scale, pdl=self.overlap,
+            scale=scale, window=window, rope=rope, kv_scale=kv_scale, prefix=prefix,
+            pdl=self.overlap and rope is not None,
         )  # fmt: skip
 
     def prefill_attention(

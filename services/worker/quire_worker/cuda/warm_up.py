@@ -48,17 +48,20 @@ def _plans(limits: SlotLimits, max_tokens: int) -> Iterator[tuple[list[int], lis
         *product(_MANY_DECODES, (1,), (16,), (_PLAIN,)),
         *product((0, 1, 16), (1,), (16,), (_ADJUSTED, _ADJUSTED_AND_FILTERED)),
     ]
-    for decodes, prefills, length, sampling in kinds:
+    # Prompts that are mostly computed already go another way.
+    cached = product((0, 2, 16), (1,), (32,), (_PLAIN,), (48, 2048))
+    for decodes, prefills, length, sampling, computed in [*((*kind, 0) for kind in kinds), *cached]:
         rows = decodes + prefills
         if (
             rows > limits.max_num_seqs
-            or length >= limits.max_model_len
+            or length + computed >= limits.max_model_len
             or decodes + prefills * length > max_tokens
         ):
             continue
-        blocks = [1] * -(-(length + 1) // limits.block_size)
+        total = length + computed
+        blocks = [1] * -(-(total + 1) // limits.block_size)
         sequences = [
-            NewSequence(slot, [0] * length, length, length - 1 if slot < decodes else 0, blocks, sampling)
+            NewSequence(slot, [0] * total, total, total - 1 if slot < decodes else computed, blocks, sampling)
             for slot in range(rows)
         ]
         yield list(range(rows)), [1] * decodes + [length] * prefills, sequences
