@@ -27,6 +27,9 @@ from quire_servicekit.errors import InvalidRequest, QueueFull, Unavailable
         ("num_logprobs", 21), ("seed", 2**64), ("top_k", 101), ("top_k", -1), ("max_tokens", 0), ("min_tokens", -1),
         ("logit_bias", {100: 1.0}), ("logit_bias", {1: 101.0}), ("logit_bias", dict.fromkeys(range(301), 0.0)),
         ("stop_token_ids", (100,)), ("stop_token_ids", tuple(range(65))), ("allowed_token_ids", (-1,)),
+        ("num_logprobs", -1), ("num_prompt_logprobs", 21), ("num_prompt_logprobs", -2), ("logprob_token_ids", (100,)),
+        ("logprob_token_ids", (1,) * 129), ("bad_token_sequences", ((),)), ("bad_token_sequences", ((1, 100),)),
+        ("bad_token_sequences", ((1,),) * 129), ("bad_token_sequences", ((1,) * 65,)),
     ],
 )  # fmt: skip
 def test_a_value_out_of_range_is_refused_by_name(field: str, value: object) -> None:
@@ -46,6 +49,25 @@ def test_limits_themselves_are_allowed() -> None:
         ),
         vocab_size=100,
     )  # fmt: skip
+
+
+def test_logprob_token_ids_exclude_num_logprobs() -> None:
+    """Both at once would ask for two different lists."""
+    with pytest.raises(InvalidRequest) as refused:
+        validate(Sampling(logprob_token_ids=(1,), num_logprobs=0), vocab_size=100)
+    assert refused.value.field == "logprob_token_ids"
+
+
+def test_the_limit_of_logprobs_is_the_operators() -> None:
+    """A raised limit allows more, -1 allows the whole vocabulary, and never more than there is."""
+    validate(Sampling(num_logprobs=50), 100, max_logprobs=50)
+    validate(Sampling(num_logprobs=-1, num_prompt_logprobs=100), 100, max_logprobs=-1)
+    validate(Sampling(num_logprobs=-1), 100, max_logprobs=100)
+    for limit in (50, -1):
+        with pytest.raises(InvalidRequest):
+            validate(Sampling(num_logprobs=101), 100, max_logprobs=limit)
+    resolved = resolve(Sampling(num_logprobs=-1), seed=0, max_tokens=1, vocab_size=100)
+    assert (resolved.num_logprobs, resolved.num_prompt_logprobs) == (100, None)
 
 
 def test_min_tokens_cannot_exceed_max_tokens() -> None:
