@@ -316,12 +316,13 @@ async def test_admin_drains_and_resumes(stub, channel):
 
 
 async def test_get_tokenizer_says_what_it_is(stub, smollm2):
-    """Fingerprint, ids and, on demand, the bytes of all tokens."""
+    """Fingerprint, ids, the sources of the chat templates and, on demand, the bytes of all tokens."""
     brief = await stub.GetTokenizer(vocabulary_pb2.GetTokenizerRequest())
     assert brief.fingerprint == smollm2.fingerprint
     assert (brief.vocab_size, brief.bos_token_id, list(brief.eos_token_ids)) == (49152, 1, [2])
     assert list(brief.special_token_ids) == list(range(17))
     assert brief.has_chat_template and brief.max_text_chars == 5000 and not brief.vocabulary
+    assert list(brief.chat_templates) == [smollm2.chat_templates["default"]]
     full = await stub.GetTokenizer(vocabulary_pb2.GetTokenizerRequest(with_vocabulary=True))
     assert list(full.vocabulary) == smollm2.vocabulary.token_bytes
     assert full.text_scheme == vocabulary_pb2.TEXT_SCHEME_BYTES
