@@ -83,11 +83,13 @@ class ConstrainedRequests:
         if self._masks is not None:
             self._masks.reset()
 
-    def close(self) -> None:
-        """Let go of the threads."""
-        for task in self._tasks:
+    async def close(self) -> None:
+        """Let go of threads and processes."""
+        tasks = list(self._tasks)
+        for task in tasks:
             task.cancel()
-        self.grammars.close()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await self.grammars.close()
         if self._masks is not None:
             self._masks.close()
 

@@ -192,7 +192,6 @@ class Engine:
         """Stop the timers."""
         self._deadline_timer.cancel()
         self._progress.close()
-        self.constrained.close()
 
     async def run(self) -> None:
         """Connect, drive, and connect again, until cancelled."""

@@ -92,6 +92,7 @@ class SchedulerService:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self.engine.close()
+        await self.engine.constrained.close()
         await self._channel.close()
         if self._tokenizer is not None:
             await self._tokenizer.close()

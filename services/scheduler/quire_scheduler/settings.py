@@ -25,7 +25,7 @@ class SchedulerSettings(ServiceSettings):
     grammar_timeout_s: float = Field(
         5.0, gt=0, description="Seconds that compiling one constraint may take; beyond: INVALID_ARGUMENT."
     )
-    grammar_threads: int = Field(2, ge=1, le=64, description="Constraints compiled at once.")
+    grammar_processes: int = Field(2, ge=1, le=64, description="Constraints compiled at once.")
     grammar_cache_size: int = Field(256, ge=1, description="Compiled constraints that are remembered.")
     block_size: int = Field(16, ge=1, description="Tokens of a KV block.")
     num_blocks: int = Field(
@@ -93,7 +93,7 @@ class SchedulerSettings(ServiceSettings):
 
     def compiler_limits(self) -> CompilerLimits:
         """What compiling constraints may cost."""
-        return CompilerLimits(self.grammar_timeout_s, self.grammar_threads, self.grammar_cache_size)
+        return CompilerLimits(self.grammar_timeout_s, self.grammar_processes, self.grammar_cache_size)
 
     def scheduler_config(
         self,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import threading
 
 import numpy as np
 import pytest
@@ -13,12 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire_scheduler.errors import InvalidRequest
-from quire_scheduler.grammar.compiler import CompilerLimits, GrammarCompiler
+from quire_scheduler.grammar.checker_frames import Setup
+from quire_scheduler.grammar.compiler import CompilerLimits, GrammarCompiler, deep_thread
 from quire_scheduler.grammar.constraint import Constraint, ReasoningSpan
 from quire_scheduler.grammar.masker import SequenceMasker
 from quire_scheduler.grammar.masks import MaskPipeline
+from quire_scheduler.grammar.prototype import PrototypeMaker
 from quire_scheduler.grammar.reasoning import Phase, ReasoningTracker
-from quire_scheduler.grammar.vocabulary import Vocabulary, make_tokenizer
+from quire_scheduler.grammar.vocabulary import Vocabulary
 from quire_scheduler.request import Request, SamplingParams, Sequence, SequenceStatus
 from quire_scheduler.step import StepPlan
 
@@ -29,12 +30,18 @@ VOCAB_SIZE = 288
 VOCABULARY = Vocabulary(TOKENS, frozenset({EOS, STOP, CALL}))
 
 
+SETUP = Setup(VOCABULARY, VOCAB_SIZE, (EOS,))
+
+
+def make_compiler(**limits):
+    maker = PrototypeMaker(VOCABULARY, VOCAB_SIZE, [EOS])
+    return GrammarCompiler(SETUP, maker, CompilerLimits(**limits))
+
+
 @pytest.fixture(scope="module")
 def compiler():
-    tokenizer = make_tokenizer(VOCABULARY, VOCAB_SIZE, [EOS])
-    compiler = GrammarCompiler(tokenizer, VOCABULARY.special_ids_by_text(), CompilerLimits())
-    yield compiler
-    compiler.close()
+    """For tests that compile on their own thread; it has no processes then."""
+    return make_compiler()
 
 
 def masker_of(compiler, constraint, span=None, ending=(EOS,)):
@@ -177,31 +184,69 @@ def test_output_that_does_not_match_is_refused(compiler):
     assert caught.value.field == "constraint.regex"
 
 
-async def test_a_slow_compilation_fails_alone(compiler, monkeypatch):
-    """What compiles longer than the limit is refused; on the other thread the next constraint compiles meanwhile."""
-    limits = CompilerLimits(timeout_s=0.05, num_threads=2)
-    own = GrammarCompiler(make_tokenizer(VOCABULARY, VOCAB_SIZE, [EOS]), {}, limits)
-    release, compile_now = threading.Event(), own.compile_now
-    monkeypatch.setattr(own, "compile_now", lambda c: release.wait(5) if c.text == "slow" else compile_now(c))
-    with pytest.raises(InvalidRequest) as caught:
-        await own.compile(constraint("regex", "slow"))
+# Each of its thousands of nested rules may end anywhere: compiling takes minutes.
+SLOW = "start: A0\n" + "\n".join(f'A{i}: A{i + 1} "b"' for i in range(18_000)) + '\nA18000: "a"'
+
+
+async def test_a_slow_compilation_fails_alone():
+    """What compiles longer than the limit is refused and its process ended; others compile meanwhile and after."""
+    own = make_compiler(timeout_s=1.0)
+    slow, quick = constraint("grammar", SLOW), constraint("regex", "quick")
+    refused, compiled = await asyncio.gather(own.compile(slow), own.compile(quick), return_exceptions=True)
+    assert isinstance(refused, InvalidRequest)
+    assert (refused.field, refused.limit) == ("constraint.grammar", "compiled within 1 s")
+    assert compiled is own.find(quick)
+    assert await own.compile(constraint("regex", "after")) is own.find(constraint("regex", "after"))
+    assert own.stats.num_refused == 1
+    await own.close()
+
+
+async def test_a_constraint_that_kills_its_process_is_refused():
+    """A text that takes the compiler down is that request's error; the next one gets a new process."""
+    own = make_compiler()
+    await own.compile(constraint("regex", "a"))
+    [checker] = own._checkers._idle
+    checker._process.kill()
+    with pytest.raises(InvalidRequest, match="beyond what the compiler can take"):
+        await own.compile(constraint("regex", "b"))
+    assert await own.compile(constraint("regex", "c")) is own.find(constraint("regex", "c"))
+    await own.close()
+
+
+async def test_refusals_come_back_from_the_process():
+    """What does not compile is refused with the compiler's reason, and the process is kept for the next."""
+    own = make_compiler(num_processes=1)
+    with pytest.raises(InvalidRequest, match="unclosed group") as caught:
+        await own.compile(constraint("regex", "(a"))
     assert caught.value.field == "constraint.regex"
-    assert await own.compile(constraint("regex", "quick")) is own.find(constraint("regex", "quick"))
-    release.set()
-    own.close()
+    [checker] = own._checkers._idle
+    await own.compile(constraint("regex", "a"))
+    assert own._checkers._idle == [checker]
+    await own.close()
 
 
-async def test_compiled_constraints_are_remembered_up_to_a_number(compiler):
+def test_deep_texts_do_not_overflow_the_stack(compiler):
+    """Thousands of rules or references in a chain compile or are refused on the thread made for them."""
+    chain = "start: r0\n" + "\n".join(f"r{i}: r{i + 1}" for i in range(15_000)) + '\nr15000: "a"'
+    references = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(3000)} | {"d3000": {"type": "null"}}
+    schema = json.dumps({"$ref": "#/$defs/d0", "$defs": references})
+    pool = deep_thread()
+    for each in (constraint("grammar", chain), constraint("json_schema", schema)):
+        assert pool.submit(compiler.compile_now, each).result(60) is compiler.find(each)
+    pool.shutdown()
+
+
+async def test_compiled_constraints_are_remembered_up_to_a_number():
     """An equal constraint is not compiled again; the least lately used is forgotten."""
-    own = GrammarCompiler(make_tokenizer(VOCABULARY, VOCAB_SIZE, [EOS]), {}, CompilerLimits(cache_size=2))
-    first = await own.compile(constraint("regex", "a"))
-    await own.compile(constraint("regex", "b"))
+    own = make_compiler(cache_size=2)
+    first = own.compile_now(constraint("regex", "a"))
+    own.compile_now(constraint("regex", "b"))
     assert own.find(constraint("regex", "a")) is first
-    await own.compile(constraint("regex", "c"))
+    own.compile_now(constraint("regex", "c"))
     assert own.find(constraint("regex", "a")) is first
     assert own.find(constraint("regex", "b")) is None
-    assert own.stats.num_compiled == 3
-    own.close()
+    assert (own.stats.num_compiled, own.stats.num_cache_hits) == (3, 2)
+    await own.close()
 
 
 def test_a_span_with_start_tokens_is_an_option_before_the_constraint(compiler):

@@ -1,20 +1,21 @@
 """Constraints as the engine uses them: refused, compiled while their request waits, followed by one masker a sequence.
 
-Runs on the event loop; what takes long runs on the compiler's threads. Knows neither the queue nor the worker.
+Runs on the event loop; what takes long runs beside it. Knows neither the queue nor the worker.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 from llguidance import LLMatcher
 
 from quire_scheduler.errors import InvalidRequest, TokenizerMissing, UnsupportedParameter
+from quire_scheduler.grammar.checker_frames import Setup
 from quire_scheduler.grammar.compiler import CompilerLimits, CompilerStats, GrammarCompiler
 from quire_scheduler.grammar.masker import SequenceMasker
-from quire_scheduler.grammar.vocabulary import Vocabulary, make_tokenizer
+from quire_scheduler.grammar.prototype import PrototypeMaker
+from quire_scheduler.grammar.vocabulary import Vocabulary
 from quire_scheduler.request import Request, SamplingParams
 
 Maskers = dict[int, SequenceMasker]
@@ -44,18 +45,14 @@ class GrammarService:
         self, vocabulary: Vocabulary, vocab_size: int, eos_token_ids: Sequence[int]
     ) -> None:
         """The tokenizer and the model are known: constraints can be compiled from now on."""
-        loop = asyncio.get_running_loop()
+        setup = Setup(vocabulary, vocab_size, tuple(eos_token_ids))
         self.fingerprint = vocabulary.fingerprint
-        with ThreadPoolExecutor(1, "quire-vocabulary") as pool:
-            try:
-                tokenizer = await loop.run_in_executor(
-                    pool, make_tokenizer, vocabulary, vocab_size, eos_token_ids
-                )
-            except ValueError as error:
-                self._refusal = UnsupportedParameter("constraint", f"constraint is not supported: {error}")
-            else:
-                specials = vocabulary.special_ids_by_text()
-                self._compiler = GrammarCompiler(tokenizer, specials, self._limits)
+        try:
+            maker = await asyncio.to_thread(PrototypeMaker, vocabulary, vocab_size, eos_token_ids)
+        except ValueError as error:
+            self._refusal = UnsupportedParameter("constraint", f"constraint is not supported: {error}")
+        else:
+            self._compiler = GrammarCompiler(setup, maker, self._limits)
         self._ready.set()
 
     def try_prepare(self, request: Request) -> Maskers | None:
@@ -89,10 +86,10 @@ class GrammarService:
             return await asyncio.get_running_loop().run_in_executor(None, make_maskers, request, prototype)
         return make_maskers(request, prototype)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Compile nothing more."""
         if self._compiler is not None:
-            self._compiler.close()
+            await self._compiler.close()
 
     def _check(self, sampling: SamplingParams) -> None:
         if self._refusal is not None:
