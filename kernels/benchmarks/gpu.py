@@ -13,7 +13,7 @@ from gpu_timing import Report
 
 NAMES = [
     "gemv", "skinny_linear", "decode_attention", "prefill_attention", "add_rms_norm", "silu_mul",
-    "rope_kv_write_gpu", "rows", "step_inputs", "sample",
+    "rope_kv_write_gpu", "rows", "step_inputs", "sample", "adjust_logits", "fp8_rows",
 ]  # fmt: skip
 
 

@@ -47,9 +47,9 @@ def _count(counts, tokens, start, end, num_prompt, first, last, BLOCK: tl.conste
         tl.atomic_or(counts + ids, 1 << 30, mask=mine & (k < num_prompt))
 
 
-# Lists grow while serving: their strides must not make new kernels.
+# Lists grow while serving, and slots come from two places: neither must make new kernels.
 @fast
-@triton.jit(do_not_specialize=["bias_stride"])
+@triton.jit(do_not_specialize=["bias_stride"], do_not_specialize_on_alignment=["slots"])
 def _adjust_kernel(
     logits, logits_stride, size, slots, out, out_stride, flags, penalties, num_prompt, tokens, token_stride,
     num_tokens, counts, counted, bias_ids, bias_values, bias_stride, bias_lengths, masks, mask_rows, allowed, words,
@@ -147,7 +147,9 @@ def _put(row, hits, saved, length, restore, BLOCK: tl.constexpr):
 
 
 @fast
-@triton.jit(do_not_specialize=["ending_stride", "bad_stride", "starts_stride", "room"])
+@triton.jit(
+    do_not_specialize=["ending_stride", "bad_stride", "starts_stride", "room"], do_not_specialize_on_alignment=["slots"]
+)
 def _forbid_kernel(
     out, out_stride, size, slots, flags, num_prompt, tokens, token_stride, num_tokens, ending, ending_stride,
     ending_lengths, min_until, bad_tokens, bad_stride, starts, starts_stride, bad_lengths, bad_longest, hits, saved,

@@ -18,7 +18,7 @@ def adjust_logits_reference(
     masks: torch.Tensor | None = None,
     mask_rows: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """See op.adjust_logits; tables have token_ids and num_tokens. -> float32 [R, V]; rows without a slot as they were."""
+    """See op.adjust_logits; tables have token_ids and num_tokens. -> float32 [R, V], rows without a slot as before."""
     out = logits.float().clone()
     for index, slot in enumerate(slots.tolist()):
         if slot < 0:

@@ -7,7 +7,7 @@ from typing import Protocol
 import torch
 
 from quire_kernels.gpu.launch import check_device, pdl_options
-from quire_kernels.sample import kernel
+from quire_kernels.sample import kernel, kernel_threshold
 from quire_kernels.step_inputs.op import Tables
 
 CHUNK = 4096
@@ -36,6 +36,13 @@ class SampleWorkspace:
     def __init__(self, device: torch.device | str, max_rows: int, vocab_size: int) -> None:
         chunks = 1 << (-(-vocab_size // CHUNK) - 1).bit_length()
         self.thresholds = torch.empty(max_rows, device=device, dtype=torch.float32)
+        partial = max_rows * -(-vocab_size // CHUNK) * kernel_threshold.WIDTH
+        self.search = (
+            torch.empty(max_rows, 4, device=device, dtype=torch.int32),
+            torch.empty(max_rows, 8, device=device, dtype=torch.float32),
+            torch.empty(partial, device=device, dtype=torch.float32),
+            torch.zeros(max_rows, device=device, dtype=torch.int32),
+        )
         self.best = torch.empty(max_rows * chunks, device=device, dtype=torch.float32)
         self.where = torch.empty(max_rows * chunks, device=device, dtype=torch.int32)
         self.counters = torch.zeros(max_rows, device=device, dtype=torch.int32)
@@ -74,7 +81,9 @@ def sample_tokens(
         return
     options = pdl_options(pdl)
     if filtered:
-        kernel.launch_thresholds(logits, slots, table, workspace.thresholds, options)
+        kernel_threshold.launch(
+            logits, slots, table, workspace.thresholds, workspace.search, chunk=CHUNK, options=options
+        )
     kernel.launch_draw(
         logits, slots, table, tables, out,
         (workspace.thresholds, workspace.best, workspace.where, workspace.counters), chunk=CHUNK, filtered=filtered,

@@ -60,8 +60,8 @@ _SWITCH_INTERVAL_S: Final = 0.0002
 
 @dataclass(frozen=True, slots=True)
 class DeviceExecutorSettings:
-    """device: cuda or cuda:N. attention: auto, triton, torch or a plug-in (attention/device.py). load_format: auto reads
-    the model's files, dummy draws random weights. pool_memory_bytes: what the block pool may take; 0 is what a
+    """device: cuda or cuda:N. attention: auto, triton, torch or a plug-in, see attention/device.py. load_format: auto
+    reads the model's files, dummy draws random weights. pool_memory_bytes: what the block pool may take; 0 is what a
     worst-case step leaves. quantization: see loading/fp8.py. kv_cache_dtype: auto or fp8."""
 
     device: str = "cuda"

@@ -4,27 +4,36 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
+from quire_worker.attention.device import AttentionNeeds, create_device_attention, triton_refusal
 from quire_worker.cuda.kernel_set import KernelSet
 from quire_worker.cuda.plain import PlainKernels
 
 
-def choose_kernels(attention: str, device: torch.device) -> KernelSet:
-    """attention: auto, triton or torch. ValueError: a backend that is not there or can't run on the device."""
-    if attention not in ("auto", "triton", "torch"):
-        raise ValueError(f"attention backend on {device} must be auto, triton or torch, got {attention!r}")
-    if attention == "torch" or (attention == "auto" and device.type == "cpu"):
+def choose_kernels(attention: str, needs: AttentionNeeds) -> KernelSet:
+    """attention: auto, triton, torch or a plug-in's name. ValueError: a backend that is not there, or why it can't do
+    what the model needs on this device."""
+    if attention == "torch" or (attention == "auto" and needs.device.type == "cpu"):
         return PlainKernels()
-    if device.type != "cuda":
-        raise ValueError(f"attention backend 'triton' can't run on {device}")
+    if attention in ("auto", "triton"):
+        reason = triton_refusal(needs)
+        if reason:
+            raise ValueError(f"attention backend 'triton' can't be used: {reason}")
+        return _triton("triton").TritonKernels()  # type: ignore[no-any-return]
+    backend = create_device_attention(attention, needs)
+    _triton(attention)
+    from quire_worker.cuda.plugged_kernels import PluggedKernels
+
+    return PluggedKernels(backend)
+
+
+def _triton(attention: str) -> Any:
     try:
-        from quire_worker.cuda.triton_kernels import TritonKernels
+        from quire_worker.cuda import triton_kernels
     except ImportError as error:
         raise ValueError(
-            f"attention backend 'triton' needs triton, which can't be imported: {error}"
+            f"attention backend {attention!r} needs triton, which can't be imported: {error}"
         ) from error
-    return TritonKernels()
+    return triton_kernels
 
 
 class CompileCounter:

@@ -1,4 +1,4 @@
-"""Log-probabilities of prompts on the device path: the one thing that waits for the device, in the steps of such prompts."""
+"""Log-probabilities of prompts on the device path: what still waits for the device, in the steps of such prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quire_worker.step import NewSequence, PromptLogprobs
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """What PromptScorer reads of a step. slots and query_start_loc: of its rows; of_rows: logits of any of its tokens."""
+    """What PromptScorer reads of a step. slots, query_start_loc: of its rows; of_rows: logits of any of its tokens."""
 
     slots: NDArray[np.int64]
     query_start_loc: NDArray[np.int64]
