@@ -104,11 +104,11 @@ def test_keys_are_in_the_pool_before_a_plug_in_is_called(installed, monkeypatch)
     lengths, rows = torch.tensor([18, 0, 16], dtype=torch.int32), torch.tensor([1, 0, 0], dtype=torch.int32)
     tables = torch.tensor([[5, 6], [7, 8]], dtype=torch.int32)
     common = {"num_heads": 8, "scale": 0.1, "window": 0, "kv_scale": (1.0, 1.0)}
-    kernels.decode_attention(qkv, pool, lengths, rows, tables, out, None, rope=object(), **common)
+    kernels.decode_attention(qkv, pool, lengths, rows, tables, out, None, rope=object(), prefix=None, **common)
     positions, slots = written[0]
     assert positions.tolist() == [17, 0, 15]
     assert slots.tolist() == [8 * 16 + 1, -1, 5 * 16 + 15]
-    kernels.decode_attention(qkv, pool, lengths, rows, tables, out, None, rope=None, **common)
+    kernels.decode_attention(qkv, pool, lengths, rows, tables, out, None, rope=None, prefix=None, **common)
     kernels.prefill_attention(
         qkv, pool, torch.tensor([0, 3]), lengths[:1], rows[:1], tables, out, max_query_len=3, is_new=True, tiles=None,
         **common,

@@ -7,7 +7,7 @@ each sequence has, not which.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -25,7 +25,7 @@ from quire_worker.cuda.results import PendingTokens, ResultBuffers
 from quire_worker.cuda.shared_prefix import PrefixFinder, SharedPrefix
 from quire_worker.cuda.staging import Staging
 from quire_worker.cuda.step_packing import PackedStep, Placement, StepPacker
-from quire_worker.masks import MaskBox
+from quire_worker.masks import MaskBox, Words
 from quire_worker.slots import SlotTables
 from quire_worker.step import (
     PromptLogprobs,
@@ -243,7 +243,8 @@ class DeviceRunner:
         filtered: bool,
     ) -> None:
         """Sample rows of which some ask for more than filters. The decoder is under way: only this waits for masks."""
-        model, masks = self._model, {}
+        model = self._model
+        masks: Mapping[int, Words] = {}
         if plan.masked_slots:
             masks, self._mask_wait_us = self.masks.wait(plan.step_id, plan.masked_slots)
         adjusted = self._sampling.adjust(model.loaded.kernels, logits, slots, host_slots, model.tables, masks)
