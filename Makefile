@@ -33,7 +33,7 @@ DESCRIPTORS := protos/gen/quire/descriptors.binpb
 BASELINE := $(lastword $(sort $(wildcard protos/baseline/*.txtpb)))
 
 .PHONY: help setup protos run up down status chat logs test e2e lint lint-protos format types check coverage \
-	bench bench-steps bench-suite bench-cpu baseline constraints clean
+	bench bench-steps bench-suite bench-cpu bench-structured baseline constraints clean
 
 help: ## List the commands
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|'
@@ -134,6 +134,9 @@ bench-suite: setup ## Throughput and added latency of the whole suite with a sim
 
 bench-cpu: setup ## Speed of the real model on this CPU; the last line is JSON
 	@$(BIN)/python benchmarks/cpu.py $(ARGS)
+
+bench-structured: setup ## Structured output of the real model: validity, cost of masks; the last line is JSON
+	@$(BIN)/python benchmarks/structured.py $(ARGS)
 
 clean: ## Remove the environment, generated code and caches
 	rm -rf $(VENV) protos/gen .mypy_cache .pytest_cache .ruff_cache .import_linter_cache .hypothesis htmlcov .coverage*
