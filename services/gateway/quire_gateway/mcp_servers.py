@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from quire_gateway.mcp_stdio import stdio_transport
 from quire_servicekit.errors import InvalidRequest, QuireError, Unsupported
 from quire_servicekit.logging import get_logger
 
@@ -196,14 +197,11 @@ class McpConnection:
     @asynccontextmanager
     async def _transport(self) -> Any:
         import httpx2
-        from mcp import StdioServerParameters
         from mcp.client.streamable_http import streamable_http_client
 
         server = self._server
         if server.command:
-            yield StdioServerParameters(
-                command=server.command[0], args=list(server.command[1:]), env=dict(server.env)
-            )
+            yield stdio_transport(server.command, server.env)
             return
         # Redirects could lead to addresses that are not on the list; a proxy of this machine's could see the headers.
         timeout = httpx2.Timeout(self._limits.call_timeout_s)

@@ -100,7 +100,7 @@ async def test_a_tool_of_a_stdio_server_is_called(serve: Any) -> None:
     assert message["content"][0]["text"] == "Done."
     assert len(create.scheduler.submits) == 2
     assert response["usage"]["output_tokens"] > response["output"][1]["arguments"].count("")
-    assert response["status"] == "completed"
+    assert (response["status"], response["model"], response["temperature"]) == ("completed", "fake", 1.0)
 
 
 async def test_a_server_over_http_and_its_events(serve: Any, http_server: str) -> None:
@@ -151,7 +151,9 @@ async def test_what_a_tool_does_wrong_is_an_item(serve: Any, name: str, said: st
 async def test_a_server_that_is_not_there_is_an_item(serve: Any, server: dict[str, Any]) -> None:
     """A server that cannot be reached gives a list with an error, and the model answers without it."""
     create = await serve(writes(), mcp_servers={"math": server}, mcp_connect_timeout_s=5)
-    response = await create(tools=[tool()])
+    response = await create(
+        tools=[tool()], tool_choice={"type": "mcp", "server_label": "math", "name": "add"}
+    )
     Response.model_validate(response)
     listed, message = response["output"]
     assert listed["tools"] == []

@@ -54,6 +54,8 @@ class McpToolbox:
         #: The same in domain words.
         self.tools: list[Tool] = []
         self.num_calls = 0
+        #: A server could not list its tools.
+        self.has_failed = False
 
     @property
     def is_used(self) -> bool:
@@ -105,6 +107,7 @@ class McpToolbox:
         try:
             found = await self._connections[label].list_tools()
         except McpFailure as error:
+            self.has_failed = True
             item["error"], name = str(error), "response.mcp_list_tools.failed"
         else:
             name = "response.mcp_list_tools.completed"

@@ -105,9 +105,9 @@ class ResponseRun:
         call = await self._plan(number, is_last=is_last)
         async with self._runner.run(call, self._call, route="responses", names=DOMAIN_NAMES) as stream:
             writer = self._writer(stream)
+            self._tell_sampling(stream)
             if not self._is_open:
                 await stream.wait_accepted(self._accept_grace_s)
-                self._tell_sampling(stream)
                 yield writer, self._open(is_queued=self._request.background)
             async for events in stream.events():
                 yield writer, [out for event in events for out in writer.write(event)]
@@ -137,7 +137,11 @@ class ResponseRun:
 
     async def _plan(self, number: int, *, is_last: bool) -> ChatCall:
         tools = self._functions + self._toolbox.tools
-        call = self._request.to_call(messages_of(self._context), tools, self._toolbox.labels)
+        request = self._request
+        if self._toolbox.has_failed:
+            # It cannot be forced to call what is not there: the list of tools says why.
+            request = request.model_copy(update={"tool_choice": "auto"})
+        call = request.to_call(messages_of(self._context), tools, self._toolbox.labels)
         if is_last:
             call = dataclasses.replace(call, tool_choice=ToolChoice(ToolMode.NONE))
         elif number and call.tool_choice.is_forced:
