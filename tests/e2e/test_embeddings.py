@@ -179,12 +179,13 @@ def test_the_command(suite, tmp_path, expected):
     assert (done.returncode, "from 1 to 384" in done.stderr) == (1, True)
 
 
-def test_a_killed_embedding_worker_is_a_pause(suite):
-    """Requests wait for the worker that comes back, and its engine's status is shown beside the others."""
+@pytest.mark.parametrize("process", ["embed-worker", "embed-scheduler", "embed-tokenizer"])
+def test_a_killed_part_of_the_second_engine_is_a_pause(suite, process):
+    """Requests wait for the process that comes back; the status shows it beside the others."""
     client = suite.openai()
     before = _vectors(client.embeddings.create(model=MODEL, input=TEXTS))
-    pid = suite.pid_of("embed-worker")
+    pid = suite.pid_of(process)
     os.kill(pid, signal.SIGKILL)
     after = _vectors(client.embeddings.create(model=MODEL, input=TEXTS))
     assert np.abs(before - after).max() < 1e-6
-    suite.wait_restarted("embed-worker", pid)
+    suite.wait_restarted(process, pid)
