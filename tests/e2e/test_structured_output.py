@@ -1,7 +1,9 @@
 """Structured output on the real model, through Envoy and the real client: whatever it writes has the form asked for."""
 
 import json
+import os
 import re
+import signal
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -148,6 +150,20 @@ def test_a_grammar_that_is_too_large_hits_its_limits(smollm2_suite):
         with pytest.raises(openai.BadRequestError, match="too large"):
             ask(client, structured_outputs={"json": product})
         assert contents(other.result()) == ["fine"]
+
+
+def test_a_killed_scheduler_interrupts_no_text(smollm2_suite):
+    """The scheduler is killed mid-stream: the new one matches what is there again, and the text goes on in form."""
+    client = smollm2_suite.openai()
+    form = {"regex": "[a-z]{4}( [a-z]{4}){20}"}
+    pid = smollm2_suite.pid_of("scheduler")
+    pieces = []
+    for chunk in ask(client, structured_outputs=form, stream=True, max_tokens=400):
+        pieces.append(chunk.choices[0].delta.content or "" if chunk.choices else "")
+        if len(pieces) == 6:
+            os.kill(pid, signal.SIGKILL)
+    assert re.fullmatch(form["regex"], "".join(pieces))
+    smollm2_suite.wait_restarted("scheduler", pid)
 
 
 def test_the_typed_api_takes_constraints(smollm2_suite):
