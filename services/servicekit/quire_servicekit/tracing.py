@@ -7,7 +7,8 @@ only for those who ask for traces, and a service image may leave the packages ou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import inspect
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 import grpc
@@ -24,7 +25,43 @@ def server_interceptors(endpoint: str | None) -> list[grpc.aio.ServerInterceptor
         return []
     from opentelemetry.instrumentation.grpc import aio_server_interceptor
 
-    return [aio_server_interceptor(tracer_provider=configure_tracing("quire", endpoint))]
+    return [
+        aio_server_interceptor(tracer_provider=configure_tracing("quire", endpoint)),
+        WritersAsIterators(),
+    ]
+
+
+class WritersAsIterators(grpc.aio.ServerInterceptor):
+    """Makes handlers that write their responses look like those that yield them: OpenTelemetry's interceptor, which
+    comes before, knows only the latter and would call the former without ever awaiting them."""
+
+    async def intercept_service(
+        self,
+        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
+        handler_call_details: grpc.HandlerCallDetails,
+    ) -> Any:
+        """See grpc.aio.ServerInterceptor."""
+        handler = await continuation(handler_call_details)
+        if handler is None or not handler.response_streaming:
+            return handler
+        kind = "stream_stream" if handler.request_streaming else "unary_stream"
+        behavior = getattr(handler, kind)
+        if not inspect.iscoroutinefunction(behavior):
+            return handler
+
+        async def iterate(request: Any, context: Any) -> AsyncIterator[Any]:
+            await behavior(request, context)
+            # Nothing is left to yield, but without a yield this would be no iterator.
+            nothing: tuple[Any, ...] = ()
+            for response in nothing:
+                yield response
+
+        make = getattr(grpc, f"{kind}_rpc_method_handler")
+        return make(
+            iterate,
+            request_deserializer=handler.request_deserializer,
+            response_serializer=handler.response_serializer,
+        )
 
 
 def client_interceptors(endpoint: str | None) -> list[grpc.aio.ClientInterceptor]:

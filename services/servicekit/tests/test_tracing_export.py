@@ -62,6 +62,27 @@ async def test_client_and_server_spans_share_a_trace(handlers, sink):
     assert len({span.trace_id for span in sink.spans}) == 1
 
 
+@pytest.mark.parametrize("kind", ["unary_stream", "stream_stream"])
+async def test_handlers_that_write_are_traced_too(handlers, sink, kind):
+    """A handler that writes its responses serves them as without traces, and its span arrives."""
+
+    async def twice(request, context):
+        await context.write(b"one")
+        await context.write(b"two")
+
+    handlers.add(kind, "Twice", twice)
+    server = ServiceServer(SampleSettings(listen="127.0.0.1:0", otlp_endpoint=sink.endpoint), names=[])
+    server.grpc.add_generic_rpc_handlers((handlers,))
+    async with server:
+        channel = connect(server.address)
+        request = b"x" if kind == "unary_stream" else iter([b"x"])
+        call = getattr(channel, kind)("/test.Service/Twice")(request)
+        assert [response async for response in call] == [b"one", b"two"]
+        await channel.close()
+    await asyncio.to_thread(tracing._provider.shutdown)
+    assert [span.kind for span in sink.spans] == [2]
+
+
 async def test_a_written_span_is_a_child_of_its_traceparent(sink):
     """Times, attributes and the parent of a span that a service writes itself arrive; no context begins a new trace."""
     writer = tracing.span_writer(sink.endpoint)
