@@ -138,8 +138,12 @@ class StepGraphs:
 
     @property
     def can_share(self) -> bool:
-        """Whether there are, or will be, graphs for rows that share a prefix."""
-        return bool(self._model.tile_tokens)
+        """Whether there are, or will be, graphs for rows that share a prefix.
+
+        Not with head norms: on one H200, the one run of such a model's shared steps ended in an illegal access whose
+        cause is not found yet (docs/performance-gpu.md).
+        """
+        return bool(self._model.tile_tokens) and not self._model.loaded.spec.qk_norm
 
     def _mixed_sizes(self) -> list[Size]:
         model = self._model
