@@ -162,8 +162,13 @@ def is_deeper(document: Any, depth: int) -> bool:
     return True
 
 
-def json_schema(schema: Mapping[str, Any], **options: Any) -> Constraint:
-    """The constraint of a schema that is there as data; options: the whitespace options."""
+def json_schema(schema: Mapping[str, Any], field: str = "json_schema", **options: Any) -> Constraint:
+    """The constraint of a schema that is there as data; options: the whitespace options.
+
+    field: where it stands. Raises InvalidRequest for one that is nested too deep.
+    """
+    if is_deeper(schema, MAX_NESTING):
+        raise InvalidRequest(field, f"nested at most {MAX_NESTING} levels deep", "a deeper one")
     return Constraint(kind=ConstraintKind.JSON_SCHEMA, text=json.dumps(schema, ensure_ascii=False), **options)
 
 

@@ -122,7 +122,7 @@ class CountRequest(StrictModel):
 
     def _constraint(self) -> Constraint | None:
         found = self.output_config.format if self.output_config else None
-        return json_schema(found.schema_) if found is not None else None
+        return json_schema(found.schema_, "output_config.format.schema") if found is not None else None
 
 
 class MessagesRequest(CountRequest):

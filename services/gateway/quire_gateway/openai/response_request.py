@@ -76,7 +76,7 @@ class TextOptions(StrictModel):
                 message="Missing required parameter: text.format.schema",
                 code="missing_required_parameter",
             )
-        return json_schema(self.format.schema_)
+        return json_schema(self.format.schema_, "text.format.schema")
 
 
 class Reasoning(StrictModel):
