@@ -188,7 +188,7 @@ def test_output_that_does_not_match_is_refused(compiler):
 SLOW = "start: A0\n" + "\n".join(f'A{i}: A{i + 1} "b"' for i in range(18_000)) + '\nA18000: "a"'
 
 
-async def test_a_slow_compilation_fails_alone():
+async def test_fault_40_a_slow_compilation_fails_alone():
     """What compiles longer than the limit is refused and its process ended; others compile meanwhile and after."""
     own = make_compiler(timeout_s=1.0)
     slow, quick = constraint("grammar", SLOW), constraint("regex", "quick")
@@ -201,7 +201,7 @@ async def test_a_slow_compilation_fails_alone():
     await own.close()
 
 
-async def test_a_constraint_that_kills_its_process_is_refused():
+async def test_fault_40_a_constraint_that_kills_its_process_is_refused():
     """A text that takes the compiler down is that request's error; the next one gets a new process."""
     own = make_compiler()
     await own.compile(constraint("regex", "a"))
@@ -354,11 +354,13 @@ async def test_ended_and_failed_sequences_get_masks_that_permit_everything():
     error = InvalidRequest("constraint.regex", "x", "y")
     ended = sequence(1, FakeMasker(), SequenceStatus.FINISHED)
     failed, fine = sequence(1, FakeMasker(error)), sequence(1, FakeMasker())
-    plan = StepPlan(1, [], [], masked_slots=[0, 1, 2], masked=[ended, failed, fine])
+    broken = sequence(1, FakeMasker(ZeroDivisionError()))
+    plan = StepPlan(1, [], [], masked_slots=[0, 1, 2, 3], masked=[ended, failed, fine, broken])
     pipeline.planned(plan, 0)
     await until(delivered, 1)
-    assert rows_of(delivered[0]) == [0xFFFFFFFF, 0xFFFFFFFF, 2]
-    assert delivered[0].failures == [(failed, error)]
+    assert rows_of(delivered[0]) == [0xFFFFFFFF, 0xFFFFFFFF, 2, 0xFFFFFFFF]
+    assert [who for who, _ in delivered[0].failures] == [failed, broken]
+    assert delivered[0].failures[0][1] is error
     pipeline.close()
 
 

@@ -236,7 +236,7 @@ async def test_requests_wait_for_the_vocabulary_and_delay_nobody(pipeline, token
         ({"json_schema": json.dumps(TOO_LARGE)}, "constraint.json_schema"),
     ],
 )
-async def test_a_bad_constraint_fails_only_its_own_request(constrained, constraint, field):
+async def test_fault_40_a_bad_constraint_fails_only_its_own_request(constrained, constraint, field):
     """What does not compile, or not within the limits, is refused naming its field; a neighbour is not disturbed."""
     gateway = await constrained.gateway()
     await submit(gateway, 1, regex=CODE.pattern)

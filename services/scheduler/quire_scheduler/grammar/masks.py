@@ -20,6 +20,9 @@ from quire_scheduler.errors import InvalidRequest, SchedulerError
 from quire_scheduler.grammar.masker import EVERYTHING, Words
 from quire_scheduler.request import Masker, Sequence, SequenceStatus
 from quire_scheduler.step import StepPlan
+from quire_servicekit.logging import get_logger
+
+log = get_logger("grammar")
 
 
 @dataclass(slots=True)
@@ -147,6 +150,11 @@ class MaskPipeline:
             job.masker.fill(row)
         except InvalidRequest as error:
             return error
+        except BaseException:
+            # A panic of the compiler is no Exception. Whatever it is, the step waits for this row: only its own request
+            # may fail.
+            log.exception("a mask could not be made", request_id=job.sequence.request.request_id)
+            return SchedulerError("the output could not be matched")
         took_s = time.perf_counter() - started_s
         constraint = job.sequence.request.sampling.constraint
         if took_s > self._max_row_s and constraint is not None:
