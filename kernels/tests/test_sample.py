@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from quire_kernels.sample import op
 from quire_kernels.sample.cases import CASES, SampleCase
 from quire_kernels.sample.op import SampleWorkspace, sample_tokens
 from quire_kernels.sample.reference import sample_reference
@@ -42,6 +43,19 @@ def test_equals_reference(case, place):
     for token, slot in zip(out, slots.tolist(), strict=True):
         assert int(tables.num_tokens[slot]) == before[slot] + 1
         assert int(tables.token_ids[slot, before[slot]]) == token
+
+
+@pytest.mark.parametrize(
+    "case", [case for case in CASES if case.top_k or case.top_p < 1 or case.min_p], ids=str
+)
+def test_thresholds_of_many_rows(case, place, monkeypatch):
+    """Many rows are searched by one program each, and get the same tokens."""
+    monkeypatch.setattr(op, "_MOST_ROWS_BY_CHUNKS", 0)
+    device, dtype = place
+    logits = case.logits(dtype, device)
+    slots = torch.arange(case.rows, dtype=torch.int32, device=device)
+    out, parameters, _, before = _run(case, logits, slots, device)
+    assert out == _reference(case, logits, slots.tolist(), parameters, before)
 
 
 def test_unfiltered_is_the_same_without_thresholds(place):

@@ -38,12 +38,12 @@ def default_plan(num_outputs: int, num_inputs: int, gated: bool) -> Plan:
 
 
 def scaled_plan(num_outputs: int, num_inputs: int, gated: bool) -> Plan:
-    """As default_plan, for fp8 weights: as much as possible is asked for before the wait for x."""
+    """As default_plan, for fp8 weights: the fastest in a whole layer of an 8B decoder, attention included."""
     if num_inputs > 8192:
-        return Plan(8, 1024, 2)
-    if gated or num_outputs > num_inputs:
-        return Plan(4, min(4096, max(256, 1 << (num_inputs - 1).bit_length())), 4)
-    return Plan(4, 2048, 2)
+        return Plan(2, 512, 2)
+    if gated:
+        return Plan(4, 2048, 4) if num_inputs >= 2048 else Plan(4, 512, 2)
+    return Plan(8, 1024, 4) if num_outputs > num_inputs else Plan(4, 4096, 2)
 
 
 def gemv(

@@ -1,4 +1,4 @@
-"""sample: the draw; the filters' thresholds are kernel_threshold.py's. Bound by the logits' bytes, waits for no host.
+"""sample: the draw; the filters' thresholds are kernel_threshold*.py's. Bound by the logits' bytes, waits for no host.
 
 Legend: R rows, V vocabulary, M slots. A row's slot says where its parameters and its tokens are; -1: nothing is drawn.
 

@@ -135,7 +135,7 @@ def launch(
     _skinny_kernel[(splits, triton.cdiv(num_outputs, outs))](
         x, x.stride(0), weight, weight.stride(0), x if scale is None else scale, held, held.stride(0),
         x if bias is None else bias, out, out.stride(0), *scratch, rows, num_outputs, num_inputs,
-        triton.cdiv(chunks, splits), MP=padded_rows(rows, is_scaled=scale is not None), OUTS=outs, CHUNK=chunk, SPLITS=splits,
-        RESIDUAL=residual is not None, BIAS=bias is not None, GATED=gated, SCALED=scale is not None,
+        triton.cdiv(chunks, splits), MP=padded_rows(rows, is_scaled=scale is not None), OUTS=outs, CHUNK=chunk,
+        SPLITS=splits, RESIDUAL=residual is not None, BIAS=bias is not None, GATED=gated, SCALED=scale is not None,
         EVEN=num_inputs % chunk == 0, STAGES=stages, num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip

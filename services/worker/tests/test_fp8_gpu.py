@@ -22,7 +22,7 @@ CONFIG = {
     "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 64, "vocab_size": 1024,
     "max_position_embeddings": 512, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
 }  # fmt: skip
-POOL = PoolRequest(max_num_seqs=80, max_tokens_per_step=512, num_blocks=3000)
+POOL = PoolRequest(max_num_seqs=80, max_tokens_per_step=4096, num_blocks=3000)
 
 
 class Blocking:

@@ -78,6 +78,8 @@ class Fp8Operations:
             return fp8.product(x, weight, bias)
         if fp8 is None or not self._is_narrow(x):
             return self._product(x, weight, bias)
+        # The last layer's attention may have computed more rows than are kept: these come in the wide type.
+        x = x.to(self.narrow_dtype(x.dtype))
         if len(x) <= self._kernels.max_small_rows:
             fp8.small(x, weight, target, residual=target, bias=bias)
         else:

@@ -47,6 +47,8 @@ def _plans(limits: SlotLimits, max_tokens: int) -> Iterator[tuple[list[int], lis
         *product(_DECODES, _PREFILLS, _LENGTHS, (_PLAIN, _FILTERED)),
         *product(_MANY_DECODES, (1,), (16,), (_PLAIN,)),
         *product((0, 1, 16), (1,), (16,), (_ADJUSTED, _ADJUSTED_AND_FILTERED)),
+        # Filters of many rows are looked for by another kernel.
+        *product((64,), (1,), (16,), (_FILTERED, _ADJUSTED_AND_FILTERED)),
     ]
     # Prompts that are mostly computed already go another way.
     cached = product((0, 2, 16), (1,), (32,), (_PLAIN,), (48, 2048))
