@@ -31,9 +31,9 @@ NUM_STEPS = 12
 # Kernels that finish what the one before them began.
 _REDUCTION = re.compile(r"splitKreduce|reduce_kernel")
 _OTHER_ROLES = (
-    ("_prepare", "step inputs"), ("_rows", "embedding"), ("_decode", "attention"), ("_add_rms_norm", "norms"),
-    ("_silu", "activation"), ("_draw", "sampling"), ("_threshold", "sampling"), ("_rope", "rotary"),
-    ("emcpy", "copies"), ("emset", "copies"),
+    ("_prepare", "step inputs"), ("_rows", "embedding"), ("_decode", "attention"), ("_prefix", "attention"),
+    ("_add_rms_norm", "norms"), ("_silu", "activation"), ("_draw", "sampling"), ("_threshold", "sampling"),
+    ("_rope", "rotary"), ("emcpy", "copies"), ("emset", "copies"),
 )  # fmt: skip
 _PROJECTIONS = ("qkv", "o_proj", "gate_up", "down")
 

@@ -96,8 +96,8 @@ def main() -> None:
     # The collecting thread waits for events, one a step; the profiler waits for the device when it ends.
     waits = {name: count for name, count in calls.items() if name in _WAITS}
     result = {
-        "benchmark": "gpu_sync_check", "model": arguments.model, "gpu": torch.cuda.get_device_name(0), "steps": NUM_STEPS,
-        "calls": dict(calls.most_common()), "waits": waits, "compiled": executor.compiled.names,
+        "benchmark": "gpu_sync_check", "model": arguments.model, "gpu": torch.cuda.get_device_name(0),
+        "steps": NUM_STEPS, "calls": dict(calls.most_common()), "waits": waits, "compiled": executor.compiled.names,
     }  # fmt: skip
     if arguments.output is not None:
         arguments.output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")

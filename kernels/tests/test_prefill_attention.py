@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from quire_kernels.prefill_attention.cases import CASES, PrefillCase
-from quire_kernels.prefill_attention.op import Plan, prefill_attention
+from quire_kernels.prefill_attention.op import Plan, prefill_attention, tokens_of_tile
 from quire_kernels.prefill_attention.reference import prefill_attention_reference
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning:triton.*")
@@ -26,6 +26,30 @@ def test_equals_reference(case, place, assert_close):
     out, reference = _run(case, *place)
     assert_close(out[case.first_row :], reference[case.first_row :])
     assert out[: case.first_row].isnan().all()
+
+
+@pytest.mark.parametrize(
+    "case", [CASES[1], CASES[2], CASES[3], CASES[4], CASES[6], CASES[9], CASES[12]], ids=str
+)
+def test_own_keys_give_the_same(case, place, assert_close):
+    """New keys and values read from the projections, cached ones from blocks."""
+    out, reference = _run(case, *place, has_own_keys=True)
+    assert_close(out[case.first_row :], reference[case.first_row :])
+    assert out[: case.first_row].isnan().all()
+
+
+def test_listed_tiles_are_computed_and_no_others(place, assert_close):
+    """A list longer than what it holds, for one of two sequences, leaves the other's rows alone."""
+    case = CASES[4]
+    device, dtype = place
+    tokens = tokens_of_tile(case.num_heads, case.kv_heads, case.head_dim, dtype.itemsize)
+    entries = list(range(-(-case.sequences[0][0] // tokens)))
+    tiles = torch.tensor([len(entries), *entries, *[99 << 16] * 3], dtype=torch.int32, device=device)
+    out, reference = _run(case, device, dtype, has_own_keys=True, tiles=tiles)
+    first, last = case.first_row, case.first_row + case.sequences[0][0]
+    assert_close(out[first:last], reference[first:last])
+    assert out[:first].isnan().all()
+    assert out[last:].isnan().all()
 
 
 def test_half_precision(half_place, assert_close):

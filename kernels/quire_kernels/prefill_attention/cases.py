@@ -29,7 +29,7 @@ class PrefillCase:
         return self.name
 
     def inputs(self, dtype: torch.dtype, device: str) -> dict[str, Any]:
-        """Arguments of the operation but for out."""
+        """Arguments of the operation but for out. qkv holds the new tokens' keys and values as the pool does."""
         generator = torch.Generator(device=device).manual_seed(len(self.name))
         lengths = [length for _, length in self.sequences]
         pool, tables = filled_pool(
@@ -40,13 +40,20 @@ class PrefillCase:
         )
         width = (self.num_heads + 2 * self.kv_heads) * self.head_dim
         count = len(self.sequences)
+        tables = tables.flip(0).contiguous()
+        qkv = torch.randn(int(starts[-1]), width, generator=generator, device=device).to(dtype)
+        for row, (queries, length) in enumerate(self.sequences):
+            positions = torch.arange(length - queries, length, device=device)
+            blocks = tables[count - 1 - row, positions // self.block_size].long()
+            own = pool[blocks, :, :, positions % self.block_size].reshape(queries, -1)
+            qkv[starts[row] : starts[row + 1], self.num_heads * self.head_dim :] = own
         return {
-            "qkv": torch.randn(int(starts[-1]), width, generator=generator, device=device).to(dtype),
+            "qkv": qkv,
             "pool": pool,
             "query_start_loc": starts.to(device),
             "seq_lens": torch.tensor(lengths, dtype=torch.int32, device=device),
             "table_rows": torch.arange(count - 1, -1, -1, dtype=torch.int32, device=device),
-            "block_tables": tables.flip(0).contiguous(),
+            "block_tables": tables,
             "num_heads": self.num_heads,
             "max_query_len": max((queries for queries, _ in self.sequences), default=0),
             "scale": self.head_dim**-0.5,
