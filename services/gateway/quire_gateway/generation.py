@@ -27,6 +27,7 @@ from quire_gateway.requests import (
     CallInfo,
     ChatPrompt,
     GenerationRequest,
+    Prompt,
     validate_request,
 )
 from quire_gateway.rules import RequestRules
@@ -218,6 +219,21 @@ class Generator:
             )
             raise
 
+    async def render(
+        self, requests: Sequence[GenerationRequest], *, names: Mapping[str, str] | None = None
+    ) -> tuple[ServedModel, list[EncodedPrompt]]:
+        """The prompts that `run` would have computed, and for which model; nothing runs. Raises as `run` does."""
+        called = names or {}
+        try:
+            model = self.engines.model(requests[0].model)
+            for request in requests:
+                self._check(request, model, names)
+            prompts = await encode_prompts(self.tokenizer, [request.prompt for request in requests], called)
+            pairs = zip(requests, prompts, strict=True)
+            return model, [fit(request, prompt, model, called) for request, prompt in pairs]
+        except InvalidRequest as error:
+            raise renamed(error, called) from error
+
     def new_outlet(self) -> Outlet:
         """A place to wait for news, paced with all others."""
         return Outlet(self._pacer)
@@ -229,16 +245,20 @@ class Generator:
             active.prompt_text = await self.tokenizer.decode(spec.prompt_token_ids, skip_special_tokens=False)
         return active.prompt_text
 
-    def _check(self, request: GenerationRequest, model: ServedModel, names: Mapping[str, str] | None) -> None:
-        """Raise for the first field that is out of its limit or not allowed here."""
-        validate_request(request, names)
-        validate(request.sampling, model.vocab_size, names, max_logprobs=self.rules.max_logprobs)
-        is_template_brought = isinstance(request.prompt, ChatPrompt) and request.prompt.chat_template
+    def check_template(self, prompt: Prompt) -> None:
+        """Raise Unsupported for a conversation that brings a template where the operator allows none."""
+        is_template_brought = isinstance(prompt, ChatPrompt) and prompt.chat_template
         if is_template_brought and not self.rules.trusts_chat_template:
             raise Unsupported(
                 "chat_template",
                 message="chat_template is not supported: this server takes none from requests",
             )
+
+    def _check(self, request: GenerationRequest, model: ServedModel, names: Mapping[str, str] | None) -> None:
+        """Raise for the first field that is out of its limit or not allowed here."""
+        validate_request(request, names)
+        validate(request.sampling, model.vocab_size, names, max_logprobs=self.rules.max_logprobs)
+        self.check_template(request.prompt)
         if request.beam_search is not None:
             validate_beam_search(request, names)
 

@@ -26,6 +26,7 @@ from quire_gateway.openai.endpoints import OpenAIEndpoints
 from quire_gateway.openai.pooling_endpoints import PoolingEndpoints
 from quire_gateway.openai.response_endpoints import ResponseEndpoints
 from quire_gateway.openai.response_store import ResponseStore
+from quire_gateway.openai.token_endpoints import TokenEndpoints
 from quire_gateway.pacing import Pacer
 from quire_gateway.pooling.runner import PoolingRunner
 from quire_gateway.readiness import Readiness
@@ -40,6 +41,7 @@ from quire_gateway.servicers import (
     openai,
     pooling,
     responses,
+    tokens,
 )
 from quire_gateway.settings import GatewaySettings
 from quire_gateway.tokenizer_client import TokenizerClient, TokenizerInfo
@@ -156,6 +158,7 @@ class Gateway:
         openai.OpenAIServicer(endpoints).add_to(self.server.grpc)
         vectors = PoolingEndpoints(self.pooling_runner)
         pooling.add_pooling(self.server.grpc, vectors)
+        tokens.add_tokens(self.server.grpc, TokenEndpoints(self.chat_runner, self.vocabularies.client_of))
         self.responses = ResponseEndpoints(
             self.chat_runner,
             ResponseStore(

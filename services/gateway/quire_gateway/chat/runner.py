@@ -16,7 +16,7 @@ from quire_gateway.chat.stream import ChatStream
 from quire_gateway.generation import Generator
 from quire_gateway.parsing.registry import FormatSettings
 from quire_gateway.prompts import encode_prompts
-from quire_gateway.requests import CallInfo
+from quire_gateway.requests import CallInfo, GenerationRequest
 from quire_gateway.tokenizer_client import TokenizerInfo
 from quire_servicekit.errors import Unavailable
 
@@ -53,11 +53,14 @@ class ChatRunner:
 
     async def count_tokens(self, call: ChatCall, *, names: Mapping[str, str] | None = None) -> int:
         """Tokens of the prompt that the call would have; nothing runs. Raises as `run` does."""
-        called = dict(names or {})
         self.generator.engines.model(call.request.model)
-        request = (await self._plan(call, called)).request()
-        prompts = await encode_prompts(self.generator.tokenizer, [request.prompt], called)
+        request = await self.request(call, names=names)
+        prompts = await encode_prompts(self.generator.tokenizer, [request.prompt], names or {})
         return len(prompts[0].token_ids)
+
+    async def request(self, call: ChatCall, *, names: Mapping[str, str] | None = None) -> GenerationRequest:
+        """What the engine would be asked for. Raises for tools and options that the model's formats don't have."""
+        return (await self._plan(call, names or {})).request()
 
     async def _plan(self, call: ChatCall, names: Mapping[str, str]) -> ChatPlan:
         validate_tools(call, names)

@@ -35,6 +35,7 @@ from quire_gateway.openai.pooling_requests import (
     ScoreRequest,
 )
 from quire_gateway.openai.response_request import ResponseRequest
+from quire_gateway.openai.token_requests import DetokenizeRequest, TokenizeRequest
 from quire_gateway.openapi.document import document, load_contracts
 from quire_gateway.openapi.page import page
 from quire_gateway.readiness import Readiness
@@ -61,6 +62,10 @@ PUBLIC_SERVICES = (
 BODIES: dict[str, type[BaseModel]] = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
+    "/v1/chat/completions/render": ChatRequest,
+    "/v1/completions/render": CompletionRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
     "/v1/responses": ResponseRequest,
     "/v1/batches": BatchRequest,
     "/v1/embeddings": EmbeddingRequest,
