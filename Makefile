@@ -33,7 +33,7 @@ DESCRIPTORS := protos/gen/quire/descriptors.binpb
 BASELINE := $(lastword $(sort $(wildcard protos/baseline/*.txtpb)))
 
 .PHONY: help setup protos run up down status chat logs test e2e lint lint-protos format types check coverage \
-	bench bench-steps bench-suite bench-cpu bench-structured baseline constraints clean
+	bench bench-steps bench-suite bench-cpu bench-structured baseline compat constraints clean
 
 help: ## List the commands
 	@sed -n 's/^\([a-z0-9-]*\):[^#]*## \(.*\)/  \1|\2/p' $(firstword $(MAKEFILE_LIST)) | column -t -s '|'
@@ -112,6 +112,13 @@ types: setup ## Check types (mypy, strict)
 	$(BIN)/mypy
 
 check: lint types test ## Everything CI checks
+
+COMPAT_PORT ?= 8180
+compat: setup ## Run clients of other people against a suite, and write what they showed to docs/compatibility.md
+	@[ -x .venv-compat/bin/pytest ] || { python3 -m venv .venv-compat && .venv-compat/bin/pip install -q -r tests/compat/requirements.txt; }
+	@$(BIN)/quire up --detach --port $(COMPAT_PORT) --embedding-model minilm
+	@cd tests/compat && QUIRE_URL=http://127.0.0.1:$(COMPAT_PORT) ../../.venv-compat/bin/pytest -c pytest.ini --rootdir=. . --table ../../docs/compatibility.md $(ARGS); \
+	  status=$$?; ../../$(BIN)/quire down --port $(COMPAT_PORT); exit $$status
 
 coverage: setup ## Run the unit tests with line coverage
 	@$(BIN)/pytest --cov --cov-report=term --cov-report=html -m "not e2e" $(ARGS)

@@ -20,6 +20,9 @@ import yaml
 
 from quire.scheduler.v1 import load_pb2, scheduler_service_pb2_grpc
 
+# These run in an environment of their own: `make compat`.
+collect_ignore = ["compat"]
+
 PROGRAMS = Path(sys.executable).parent
 # Below the range that the kernel hands out, so that no other program is given one meanwhile.
 FIRST_PORT, LAST_PORT, NUM_PORTS = 26000, 31000, 20

@@ -26,7 +26,7 @@ from quire_servicekit.logging import get_logger
 log = get_logger("anthropic")
 
 #: Where tokens are counted, what only a generation needs changes nothing.
-_COUNT_NAMES = dataclasses.replace(
+COUNT_NAMES = dataclasses.replace(
     NAMES,
     unsupported=NAMES.unsupported | (set(MessagesRequest.model_fields) - set(CountRequest.model_fields)),
 )
@@ -64,7 +64,7 @@ class AnthropicEndpoints:
         """POST /v1/messages/count_tokens."""
         try:
             with self._runner.generator.reading("count_tokens", call):
-                chat = parse_body(body, CountRequest, _COUNT_NAMES).to_call()
+                chat = parse_body(body, CountRequest, COUNT_NAMES).to_call()
             count = await self._runner.count_tokens(chat, names=DOMAIN_NAMES)
             pieces: list[Head | bytes] = [Head(), orjson.dumps({"input_tokens": count})]
         except Exception as error:  # noqa: BLE001 - as above

@@ -30,7 +30,7 @@ log = get_logger("batches")
 
 MAX_FILES, MAX_JOBS = 10_000, 100
 MAX_FILENAME_CHARS = 255
-_NAMES = Names(unsupported=frozenset({"output_expires_after"}))
+NAMES = Names(unsupported=frozenset({"output_expires_after"}))
 
 
 class BatchRequest(StrictModel):
@@ -135,7 +135,7 @@ class BatchEndpoints:
         """POST /v1/batches."""
 
         async def make() -> bytes:
-            runner, request = self._runner, parse_body(body, BatchRequest, _NAMES)
+            runner, request = self._runner, parse_body(body, BatchRequest, NAMES)
             check_metadata(request.metadata)
             if request.endpoint not in runner.endpoints:
                 allowed = ", ".join(sorted(runner.endpoints))

@@ -20,7 +20,7 @@ from quire_servicekit.errors import InvalidRequest
 
 Input = str | list[str] | list[int] | list[list[int]]
 
-_NAMES: Final = Names(
+NAMES: Final = Names(
     harmless=frozenset({"user", "metadata", "request_id"}),
     neutral={
         "truncation_side": ("right",),
@@ -42,7 +42,7 @@ M = TypeVar("M", bound=StrictModel)
 
 def parse(body: bytes, model: type[M]) -> M:
     """The request in `body`. Raises InvalidRequest or Unsupported, naming the first parameter that is wrong."""
-    return parse_body(body, model, _NAMES)
+    return parse_body(body, model, NAMES)
 
 
 class CommonRequest(StrictModel):

@@ -20,6 +20,10 @@ from quire_scheduler.grammar.structural_tag import structural_tag_rules
 _OPTIONS = '%llguidance {"no_forcing": true}\n'
 
 
+#: Small models that may write any whitespace write nothing else up to their limit; an indented document needs no more.
+BOUNDED_WHITESPACE = r"[ \t\r\n]{0,32}"
+
+
 def grammar_of(constraint: Constraint, special_token_ids: Mapping[str, int]) -> str:
     """The compiler's text. Raises InvalidRequest naming the constraint's field.
 
@@ -62,8 +66,8 @@ def json_part(schema: Mapping[str, Any] | bool, constraint: Constraint) -> str:
     if "x-guidance" in schema:
         raise broken(constraint.field, "uses the keyword x-guidance, which is not supported")
     options: dict[str, Any] = {"whitespace_flexible": not constraint.disable_any_whitespace}
-    if constraint.whitespace_pattern is not None:
-        options["whitespace_pattern"] = constraint.whitespace_pattern
+    if not constraint.disable_any_whitespace:
+        options["whitespace_pattern"] = constraint.whitespace_pattern or BOUNDED_WHITESPACE
     return "%json " + json.dumps({**schema, "x-guidance": options}, ensure_ascii=False)
 
 
