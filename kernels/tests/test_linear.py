@@ -14,7 +14,6 @@ from quire_kernels.linear.op import gated_linear, linear
 from quire_kernels.linear.packing import pack
 from quire_kernels.linear.reference import gated_linear_reference, linear_reference
 from quire_kernels.linear.rows import WeightRows
-from quire_kernels.rms_norm import cpu as rms_norm
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -44,25 +43,6 @@ def test_matrix_tiles_are_as_exact_as_vectors(kind):
                 assert difference.abs().max() < 1e-6
                 errors[use_amx] += float((difference**2).mean())
     assert errors[True] <= errors[False]
-
-
-@pytest.mark.parametrize("kind", ["f32", "q4_1"])
-def test_a_norm_before_a_product_needs_a_barrier_unless_rows_are_split(kind):
-    """Norm and product as one program give what they give one after the other, however many rows there are."""
-    packed, scale = pack([random_weight(kind, 64, 96)]), np.full(96, 2.0, dtype=np.float32)
-    products = steps.LinearSteps(64, 96, 2)
-    for rows in (1, 2, 17, 64):
-        x, count = np.zeros((78, 96), dtype=np.float32), np.array([rows])
-        x[:rows] = np.random.default_rng(rows).standard_normal((rows, 96))
-        normed, out, expected = np.zeros_like(x), zeros((78, 64), np.float32), zeros((78, 64), np.float32)
-        norm = rms_norm.bind(x, scale, 1e-5, normed, count)
-        product = products.bind(packed, normed, out, count)
-        assert steps.followed_by(norm, product).has_barrier == (len(product) == 1)
-        Program([steps.followed_by(norm, product), *product], 2).run()
-        Program([norm], 1).run()
-        Program(products.bind(packed, normed, expected, count), 1).run()
-        np.testing.assert_array_equal(out[:rows], expected[:rows])
-        assert out[:rows].any()
 
 
 def test_matrix_tiles_where_there_are_none(monkeypatch):

@@ -1,4 +1,4 @@
-"""A thread team and the programs it runs: a program is a list of tasks with a barrier after each that needs one.
+"""A thread team and the programs it runs: a program is a list of tasks with a barrier after each.
 
 A task is a numba cfunc `task(record, counter, thread, num_threads)`: record is the address of its int64 parameters,
 counter the address of an int64 that is 0 at its start and from which threads draw their next piece of work. One call
@@ -61,32 +61,26 @@ def _wait(barrier, goal):
 
 @cfunc(types.void(types.int64), nopython=True, cache=True, error_model="numpy")
 def _member(header):
-    """What every thread of the team runs: all tasks in order, meeting at the barriers after them."""
+    """What every thread of the team runs: all tasks in order, meeting at a barrier after each."""
     words = int64_at(header)
     num_threads = words[_THREADS]
     thread = atomic_add(header + 8 * _ARRIVED, 1)
     table = int64_at(words[_TABLE])
-    barriers = 0
     for index in range(words[_TASKS]):
         counter = header + 8 * (_COUNTERS + index * _LINE_WORDS)
-        call_task(table[3 * index], table[3 * index + 1], counter, thread, num_threads)
-        if num_threads > 1 and table[3 * index + 2] != 0:
-            barriers += 1
+        call_task(table[2 * index], table[2 * index + 1], counter, thread, num_threads)
+        if num_threads > 1:
             atomic_add(header + 8 * _BARRIER, 1)
-            _wait(header + 8 * _BARRIER, barriers * num_threads)
+            _wait(header + 8 * _BARRIER, (index + 1) * num_threads)
 
 
 @dataclass(frozen=True, slots=True)
 class BoundTask:
-    """A task with its parameters. arrays: whatever the record points into, kept alive with it.
-
-    has_barrier: threads meet after it. Without, the next task may read only what the same thread wrote in this one.
-    """
+    """A task with its parameters. arrays: whatever the record points into, kept alive with it."""
 
     function: Any
     record: NDArray[np.int64]
     arrays: tuple[NDArray[Any], ...]
-    has_barrier: bool = True
 
 
 def bound(function: Any, *values: int | float | NDArray[Any] | None) -> BoundTask:
@@ -115,9 +109,8 @@ class Program:
     def __init__(self, steps: Sequence[BoundTask], num_threads: int) -> None:
         self._steps = tuple(steps)
         self._table = np.array(
-            [[step.function.address, step.record.ctypes.data, step.has_barrier] for step in steps],
-            dtype=np.int64,
-        ).reshape(-1, 3)
+            [[step.function.address, step.record.ctypes.data] for step in steps], dtype=np.int64
+        ).reshape(-1, 2)
         storage = np.zeros(_COUNTERS + _LINE_WORDS * (len(steps) + 1), dtype=np.int64)
         self._header = storage
         self._header[_TASKS] = len(steps)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 from numpy.typing import NDArray
 
@@ -15,12 +13,6 @@ from quire_kernels.split_bfloat16 import cpu as split_bfloat16
 
 if has_amx():
     from quire_kernels.linear import amx
-
-
-def followed_by(norm: BoundTask, product: list[BoundTask]) -> BoundTask:
-    """The norm of a product's rows, without a barrier where the product begins by splitting them: both give the same
-    rows to the same thread."""
-    return replace(norm, has_barrier=product[0].function is not split_bfloat16.split_task)
 
 
 class LinearSteps:

@@ -19,7 +19,7 @@ from quire_kernels.embedding import cpu as embedding
 from quire_kernels.linear import cpu as linear
 from quire_kernels.linear.packing import PackedLinear, pack, pack_gated
 from quire_kernels.linear.rows import WeightRows
-from quire_kernels.linear.steps import LinearSteps, followed_by
+from quire_kernels.linear.steps import LinearSteps
 from quire_kernels.paged_attention import cpu as paged_attention
 from quire_kernels.rms_norm import cpu as rms_norm
 from quire_kernels.rope_kv_write import cpu as rope_kv_write
@@ -141,10 +141,7 @@ class _Recorder:
             padded[: len(bias)] = bias
             self._biases.append(padded)
             bias = padded
-        product = self.products.bind(weight, x, out, self._rows, epilogue=epilogue, bias=bias)
-        if x is self._hidden and self.steps[-1].function is rms_norm.rms_norm_task:
-            self.steps[-1] = followed_by(self.steps[-1], product)
-        self.steps += product
+        self.steps += self.products.bind(weight, x, out, self._rows, epilogue=epilogue, bias=bias)
 
 
 class ProgramForward:
@@ -159,13 +156,16 @@ class ProgramForward:
         self._greedy = zeros(batch.max_seqs, np.int32)
         self._vocab_size, self._norm_eps = spec.vocab_size, np.float32(spec.norm_eps)
         self._final_norm = weights.final_norm[: spec.hidden_size]
-        product = recorder.products.bind(weights.head, normed, self._logits, batch.num_samples)
-        norm = rms_norm.bind(
-            hidden, weights.final_norm, spec.norm_eps, normed, batch.num_samples, selection=batch.sample_rows
-        )
         head = [
-            followed_by(norm, product),
-            *product,
+            rms_norm.bind(
+                hidden,
+                weights.final_norm,
+                spec.norm_eps,
+                normed,
+                batch.num_samples,
+                selection=batch.sample_rows,
+            ),
+            *recorder.products.bind(weights.head, normed, self._logits, batch.num_samples),
             argmax.bind(self._logits, spec.vocab_size, self._greedy, batch.num_samples),
         ]
         self._batch = batch
