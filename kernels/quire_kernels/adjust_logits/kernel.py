@@ -148,7 +148,8 @@ def _put(row, hits, saved, length, restore, BLOCK: tl.constexpr):
 
 @fast
 @triton.jit(
-    do_not_specialize=["ending_stride", "bad_stride", "starts_stride", "room"], do_not_specialize_on_alignment=["slots"]
+    do_not_specialize=["ending_stride", "bad_stride", "starts_stride", "room"],
+    do_not_specialize_on_alignment=["slots"],
 )
 def _forbid_kernel(
     out, out_stride, size, slots, flags, num_prompt, tokens, token_stride, num_tokens, ending, ending_stride,

@@ -79,7 +79,9 @@ def _peak_kernel(
             tl.store(thresholds + index, float("-inf"))
     else:
         at = chunk * CHUNK + tl.arange(0, CHUNK)
-        values = tl.load(logits + index * logits_stride + at, mask=at < size, other=float("-inf")).to(tl.float32)
+        values = tl.load(logits + index * logits_stride + at, mask=at < size, other=float("-inf")).to(
+            tl.float32
+        )
         chunks = tl.num_programs(0)
         tl.store(partial + (index * chunks + chunk) * 34, tl.max(values / temperature, axis=0))
         tl.debug_barrier()
@@ -115,7 +117,9 @@ def _peak_kernel(
 
 
 @triton.jit
-def _parts(row, first, size, temperature, peak, floor, low, high, shift, CHUNK: tl.constexpr, SUB: tl.constexpr):
+def _parts(
+    row, first, size, temperature, peak, floor, low, high, shift, CHUNK: tl.constexpr, SUB: tl.constexpr
+):
     """(counts, masses) of the 16 parts, and count and mass of all above the floor, of one chunk."""
     parts = tl.arange(0, 16)
     counts = tl.zeros([SUB, 16], tl.float32)

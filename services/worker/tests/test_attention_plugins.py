@@ -104,7 +104,9 @@ def test_keys_are_in_the_pool_before_a_plug_in_is_called(installed, monkeypatch)
     lengths, rows = torch.tensor([18, 0, 16], dtype=torch.int32), torch.tensor([1, 0, 0], dtype=torch.int32)
     tables = torch.tensor([[5, 6], [7, 8]], dtype=torch.int32)
     common = {"num_heads": 8, "scale": 0.1, "window": 0, "kv_scale": (1.0, 1.0)}
-    kernels.decode_attention(qkv, pool, lengths, rows, tables, out, None, rope=object(), prefix=None, **common)
+    kernels.decode_attention(
+        qkv, pool, lengths, rows, tables, out, None, rope=object(), prefix=None, **common
+    )
     positions, slots = written[0]
     assert positions.tolist() == [17, 0, 15]
     assert slots.tolist() == [8 * 16 + 1, -1, 5 * 16 + 15]

@@ -27,7 +27,9 @@ class Built:
 @torch.inference_mode()
 def build_runner(loaded: Loaded, limits: SlotLimits, max_tokens: int, block_size: int) -> Built:
     """Allocate everything that a runner keeps."""
-    pool = make_pool(loaded.spec, limits.num_blocks, block_size, loaded.device, loaded.kv_dtype or loaded.dtype)
+    pool = make_pool(
+        loaded.spec, limits.num_blocks, block_size, loaded.device, loaded.kv_dtype or loaded.dtype
+    )
     staging = Staging(head_size(limits), capacity(limits), loaded.device)
     model = DeviceModel(loaded, limits, max_tokens, pool, staging.device)
     graphs = StepGraphs(model, max_tokens)

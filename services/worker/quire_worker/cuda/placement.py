@@ -50,7 +50,9 @@ class DevicePlacement:
     def _fused_fp8(self, parts: Sequence[WeightRows]) -> Fp8Weight:
         num_rows, num_inputs = sum(part.num_outputs for part in parts), parts[0].num_inputs
         if num_rows % 16 or num_inputs % 16:
-            raise ValueError(f"fp8 needs sizes that are multiples of 16, got a matrix of {num_rows} x {num_inputs}")
+            raise ValueError(
+                f"fp8 needs sizes that are multiples of 16, got a matrix of {num_rows} x {num_inputs}"
+            )
         place = torch.empty(num_rows, num_inputs, device=self._device, dtype=torch.float8_e4m3fn)
         scale = torch.empty(num_rows, device=self._device, dtype=torch.float32)
         start, fixed = 0, []

@@ -266,9 +266,7 @@ class PlainKernels:
         forbids: bool,
     ) -> None:
         """See KernelSet."""
-        out.copy_(
-            adjust_logits_reference(logits, slots, by_slot, tables, masks=masks, mask_rows=mask_rows)
-        )
+        out.copy_(adjust_logits_reference(logits, slots, by_slot, tables, masks=masks, mask_rows=mask_rows))
 
     def sample_tokens(
         self,

@@ -227,9 +227,7 @@ class TritonKernels:
         forbids: bool,
     ) -> None:
         """See KernelSet."""
-        adjust_logits(
-            logits, slots, by_slot, tables, out, masks=masks, mask_rows=mask_rows, forbids=forbids
-        )
+        adjust_logits(logits, slots, by_slot, tables, out, masks=masks, mask_rows=mask_rows, forbids=forbids)
 
     def sample_tokens(
         self,
