@@ -222,7 +222,10 @@ class Generator:
     async def render(
         self, requests: Sequence[GenerationRequest], *, names: Mapping[str, str] | None = None
     ) -> tuple[ServedModel, list[EncodedPrompt]]:
-        """The prompts that `run` would have computed, and for which model; nothing runs. Raises as `run` does."""
+        """The prompts that `run` would have computed, and for which model; nothing runs.
+
+        Raises what `run` raises before it asks an engine.
+        """
         called = names or {}
         try:
             model = self.engines.model(requests[0].model)
