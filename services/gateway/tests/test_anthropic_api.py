@@ -7,7 +7,7 @@ import json
 from typing import Any
 
 import pytest
-from gateway_fakes import FakeScheduler
+from gateway_fakes import FakeScheduler, FakeTokenizer
 from google.api import httpbody_pb2
 
 from quire.anthropic.v1 import anthropic_service_pb2_grpc
@@ -178,6 +178,8 @@ async def test_a_last_assistant_turn_is_continued(suite: Any) -> None:
         ({"tool_choice": {"type": "tool"}}, "tool_choice.name"),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens"),
         ({"thinking": {"type": "enabled", "budget_tokens": 100}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "enabled", "budget_tokens": 9}}, "thinking.budget_tokens"),
+        ({"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}, "output_config.effort"),
     ],
 )  # fmt: skip
 async def test_bad_requests_are_refused_by_name(suite: Any, options: dict[str, Any], named: str) -> None:
@@ -248,3 +250,55 @@ async def test_tokens_are_counted_without_generating(suite: Any) -> None:
     assert suite.scheduler.submits == []
     status, _, data, _ = await _call(suite, "CountTokens", {"model": "none", "messages": _HI})
     assert (status, json.loads(data)["error"]["type"]) == (404, "not_found_error")
+
+
+_TEMPLATE = "{% for tool in tools %}<tool_call>{% endfor %}<think></think>"
+_THINKS = (
+    "<think>Look it up.</think>I look.\n"
+    '<tool_call>\n{"name": "f", "arguments": {"x": [1, {"y": "z"}]}}\n</tool_call>'
+)
+_TOOL = {"name": "f", "input_schema": {"type": "object", "properties": {"x": {}}}}
+
+
+async def _thinker(make_suite: Any, tokens_per_step: int = 3) -> Any:
+    tokenizer = FakeTokenizer(is_text_bytes=True)
+    tokenizer.chat_templates = [_TEMPLATE]
+    return await make_suite([_speaks(_THINKS, tokens_per_step=tokens_per_step)], [tokenizer])
+
+
+@pytest.mark.parametrize("tokens_per_step", [1, 5, 500])
+async def test_blocks_of_a_stream_are_those_of_the_message(make_suite: Any, tokens_per_step: int) -> None:
+    """Thinking, text and calls are blocks one after another; their deltas joined are the whole message's blocks."""
+    suite = await _thinker(make_suite, tokens_per_step)
+    options = {"max_tokens": 400, "thinking": {"type": "enabled", "budget_tokens": 200}, "tools": [_TOOL]}
+    _, message = await _create(suite, **options)
+    assert [block["type"] for block in message["content"]] == ["thinking", "text", "tool_use"]
+    assert message["content"][0]["thinking"] == "Look it up."
+    assert message["content"][2]["input"] == {"x": [1, {"y": "z"}]}
+    assert message["stop_reason"] == "tool_use"
+    blocks: list[dict[str, Any]] = []
+    is_open = False
+    for name, data in await _events(suite, **options):
+        if name == "content_block_start":
+            assert not is_open and data["index"] == len(blocks)
+            blocks.append(data["content_block"] | {"joined": ""})
+            is_open = True
+        elif name == "content_block_delta":
+            assert is_open and data["index"] == len(blocks) - 1
+            blocks[-1]["joined"] += next(v for k, v in data["delta"].items() if k != "type")
+        elif name == "content_block_stop":
+            is_open = False
+    joined = [block["joined"] for block in blocks]
+    assert joined[:2] == [message["content"][0]["thinking"], message["content"][1]["text"]]
+    assert json.loads(joined[2]) == message["content"][2]["input"]
+
+
+async def test_without_thinking_there_is_no_thinking_block(make_suite: Any) -> None:
+    """A model that thinks although nobody asked keeps it to itself; what was cut in a call is no input."""
+    suite = await _thinker(make_suite)
+    _, message = await _create(suite, tools=[_TOOL], max_tokens=400)
+    assert [block["type"] for block in message["content"]] == ["text", "tool_use"]
+    cut = len(_THINKS.encode()) - 25
+    _, message = await _create(suite, tools=[_TOOL], max_tokens=cut)
+    assert message["stop_reason"] == "max_tokens"
+    assert all(block["input"] == {} for block in message["content"] if block["type"] == "tool_use")

@@ -21,6 +21,8 @@ DOMAIN_NAMES = {
     "stop": "stop_sequences",
     "constraint": "output_config.format",
     "reasoning": "thinking",
+    "reasoning_effort": "output_config.effort",
+    "thinking_token_budget": "thinking.budget_tokens",
 }
 
 

@@ -33,7 +33,8 @@ DOMAIN_NAMES = {
     "max_tokens": "max_output_tokens",
     "num_logprobs": "top_logprobs",
     "constraint": "text.format",
-    "reasoning": "reasoning",
+    "reasoning_effort": "reasoning.effort",
+    "template_kwargs": "chat_template_kwargs",
 }
 
 
