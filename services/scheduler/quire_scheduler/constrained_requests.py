@@ -107,6 +107,10 @@ class ConstrainedRequests:
         except SchedulerError as error:
             log.info("constraint refused", request_id=request.request_id, reason=str(error))
             core.fail(request, error, self._now_s())
+        except Exception:
+            # For instance a process that could not be started: the request must not wait for ever.
+            log.exception("a constraint could not be compiled", request_id=request.request_id)
+            core.fail(request, SchedulerError("the constraint could not be compiled"), self._now_s())
         else:
             core.start(request, maskers)
         self._on_change()

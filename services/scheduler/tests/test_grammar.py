@@ -367,7 +367,7 @@ async def test_ended_and_failed_sequences_get_masks_that_permit_everything():
 async def test_a_mask_that_takes_too_long_fails_its_sequence():
     """The limit of time a token is the sequence's own end, naming its constraint."""
     delivered = []
-    pipeline = MaskPipeline(32, delivered.append, max_row_s=0.0)
+    pipeline = MaskPipeline(32, delivered.append, max_row_s=-1.0)
     pipeline.planned(StepPlan(1, [], [], masked_slots=[0], masked=[sequence(1, FakeMasker())]), 0)
     await until(delivered, 1)
     [(_, error)] = delivered[0].failures

@@ -247,6 +247,16 @@ async def test_fault_40_a_bad_constraint_fails_only_its_own_request(constrained,
     assert (2, 0) not in gateway.tokens
 
 
+async def test_a_compiler_that_cannot_start_fails_its_request_alone(constrained, monkeypatch):
+    """No process for the compiler: the request ends with INTERNAL instead of waiting for ever; others run."""
+    monkeypatch.setattr("quire_scheduler.grammar.checker.sys.executable", "/nowhere/python")
+    gateway = await constrained.gateway()
+    await submit(gateway, 1, regex="[a-z]{3}")
+    await gateway.submit(2, PROMPT, max_tokens=5)
+    await gateway.until(lambda: 1 in gateway.rejections and (2, 0) in gateway.finished)
+    assert gateway.rejections[1].code == code_pb2.INTERNAL
+
+
 async def test_without_a_tokenizer_constraints_are_refused_by_name(pipeline):
     """A scheduler that was given no tokenizer says so; reasoning spans need none."""
     await pipeline.start_worker(**WORKER)
