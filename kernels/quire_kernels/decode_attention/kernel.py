@@ -302,7 +302,7 @@ def launch(
         H=num_heads, G=kv_heads, R=shared, M=max(16, triton.next_power_of_2(shared)), D=head_dim,
         DP=triton.next_power_of_2(head_dim), B=block_size, TILE=tile, P=splits, Q=prefix_shares,
         T=splits if prefix is None else MAX_SHARES, PREFIX_TILE=prefix_tile,
-        PREFIX_ROOM=0 if prefix is None else (len(prefix) - 2) // 2, ROPE=cos is not None, HEAD_NORM=q_norm is not None, SOFT_CAP=soft_cap > 0.0, SINKS=sinks is not None,
-        FP8=pool.element_size() == 1, STAGES=stages,
-        num_warps=warps, num_stages=stages, **options,
+        PREFIX_ROOM=0 if prefix is None else (len(prefix) - 2) // 2, ROPE=cos is not None,
+        HEAD_NORM=q_norm is not None, SOFT_CAP=soft_cap > 0.0, SINKS=sinks is not None,
+        FP8=pool.element_size() == 1, STAGES=stages, num_warps=warps, num_stages=stages, **options,
     )  # fmt: skip

@@ -55,6 +55,11 @@ def default_plan(num_seqs: int, kv_heads: int) -> Plan:
     return Plan(4, 2048, 64, 4, 3)
 
 
+def _plan_for(num_seqs: int, kv_heads: int, *, has_prefix: bool) -> Plan:
+    plan = default_plan(num_seqs, kv_heads)
+    return replace(plan, splits=min(plan.splits, MAX_SPLITS - PREFIX_SHARES)) if has_prefix else plan
+
+
 def decode_attention(
     qkv: torch.Tensor,
     pool: torch.Tensor,
@@ -95,9 +100,7 @@ def decode_attention(
         raise ValueError(f"{len(seq_lens)} sequences, the workspace is for {workspace.max_seqs}")
     if len(seq_lens) == 0:
         return
-    chosen = plan or default_plan(len(seq_lens), pool.shape[2])
-    if prefix is not None and plan is None:
-        chosen = replace(chosen, splits=min(chosen.splits, MAX_SPLITS - PREFIX_SHARES))
+    chosen = plan or _plan_for(len(seq_lens), pool.shape[2], has_prefix=prefix is not None)
     if chosen.splits > MAX_SPLITS:
         raise ValueError(f"splits is at most {MAX_SPLITS}, got {chosen.splits}")
     if prefix is not None:

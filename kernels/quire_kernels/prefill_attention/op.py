@@ -70,6 +70,42 @@ def prefill_attention(
     how many entries count, then sequence << 16 | tile of tokens_of_tile tokens, of the sequences to be computed; the
     launch is then the same whatever is in the list. Rows of no sequence are not written.
     """
+    _check(qkv, pool, query_start_loc, seq_lens, table_rows, block_tables, out, num_heads)
+    check_device(
+        "prefill_attention", qkv, pool, query_start_loc, seq_lens, table_rows, block_tables, out, sinks
+    )
+    if len(seq_lens) == 0 or max_query_len == 0:
+        return
+    if has_own_keys and kernel_own_keys.can_run(qkv, pool, window):
+        chosen = plan or own_keys_plan(pool.shape[4], qkv.element_size())
+        kernel_own_keys.launch(
+            qkv, pool, query_start_loc, seq_lens, table_rows, block_tables, out, sinks, tiles, num_heads=num_heads,
+            max_query_len=max_query_len, scale=scale, soft_cap=soft_cap,
+            plan=(chosen.rows, chosen.tile, chosen.warps, chosen.stages), options=pdl_options(pdl),
+        )  # fmt: skip
+        return
+    if tiles is not None:
+        raise ValueError(
+            "tiles can't be listed for a window, heads of other than a power of two, or an fp8 pool"
+        )
+    chosen = plan or default_plan(pool.shape[4], qkv.element_size())
+    kernel.launch(
+        qkv, pool, query_start_loc, seq_lens, table_rows, block_tables, out, sinks, num_heads=num_heads,
+        max_query_len=max_query_len, scale=scale, window=window, soft_cap=soft_cap, kv_scale=kv_scale,
+        plan=(chosen.rows, chosen.tile, chosen.warps, chosen.stages), options=pdl_options(pdl),
+    )  # fmt: skip
+
+
+def _check(
+    qkv: torch.Tensor,
+    pool: torch.Tensor,
+    query_start_loc: torch.Tensor,
+    seq_lens: torch.Tensor,
+    table_rows: torch.Tensor,
+    block_tables: torch.Tensor,
+    out: torch.Tensor,
+    num_heads: int,
+) -> None:
     if pool.dim() != 5 or pool.shape[1] != 2 or not pool.is_contiguous():
         raise ValueError(f"pool must be contiguous [num_blocks, 2, G, B, D], got {list(pool.shape)}")
     kv_heads, head_dim = pool.shape[2], pool.shape[4]
@@ -85,26 +121,3 @@ def prefill_attention(
         raise ValueError(
             f"{len(seq_lens)} lengths with {len(query_start_loc)} starts, {len(table_rows)} table rows"
         )
-    check_device(
-        "prefill_attention", qkv, pool, query_start_loc, seq_lens, table_rows, block_tables, out, sinks
-    )
-    if len(seq_lens) == 0 or max_query_len == 0:
-        return
-    if has_own_keys and kernel_own_keys.can_run(qkv, pool, window):
-        chosen = plan or own_keys_plan(head_dim, qkv.element_size())
-        kernel_own_keys.launch(
-            qkv, pool, query_start_loc, seq_lens, table_rows, block_tables, out, sinks, tiles, num_heads=num_heads,
-            max_query_len=max_query_len, scale=scale, soft_cap=soft_cap,
-            plan=(chosen.rows, chosen.tile, chosen.warps, chosen.stages), options=pdl_options(pdl),
-        )  # fmt: skip
-        return
-    if tiles is not None:
-        raise ValueError(
-            "tiles can't be listed for a window, heads of other than a power of two, or an fp8 pool"
-        )
-    chosen = plan or default_plan(head_dim, qkv.element_size())
-    kernel.launch(
-        qkv, pool, query_start_loc, seq_lens, table_rows, block_tables, out, sinks, num_heads=num_heads,
-        max_query_len=max_query_len, scale=scale, window=window, soft_cap=soft_cap, kv_scale=kv_scale,
-        plan=(chosen.rows, chosen.tile, chosen.warps, chosen.stages), options=pdl_options(pdl),
-    )  # fmt: skip
