@@ -27,6 +27,8 @@ def test_unknown_key_is_an_authentication_error(suite):
     with client_of(suite, "wrong-key") as client, pytest.raises(openai.AuthenticationError):
         client.models.list()
     assert httpx.get(f"{suite.url}/health").status_code == 200
+    for path in ("/tokenize", "/detokenize"):
+        assert httpx.post(suite.url + path, json={}).status_code == 401
 
 
 def test_limit_is_each_clients_own_and_the_tenant_is_known(suite):
