@@ -15,7 +15,7 @@ from pydantic import BaseModel
 
 from quire_gateway.anthropic import endpoints as anthropic_endpoints
 from quire_gateway.anthropic import parameters as anthropic_parameters
-from quire_gateway.openai import batch_endpoints, pooling_requests, response_request
+from quire_gateway.openai import batch_endpoints, pooling_requests, response_request, token_requests
 from quire_gateway.openai import parameters as openai_parameters
 from quire_gateway.servicers.management import BODIES
 
@@ -26,6 +26,8 @@ BEGIN, END = "<!-- parameters -->", "<!-- /parameters -->"
 NAMES = {
     "/v1/responses": response_request.NAMES,
     "/v1/batches": batch_endpoints.NAMES,
+    "/tokenize": token_requests.NAMES,
+    "/detokenize": token_requests.NAMES,
     "/v1/messages": anthropic_parameters.NAMES,
     "/v1/messages/count_tokens": anthropic_endpoints.COUNT_NAMES,
 }
