@@ -2,7 +2,8 @@
 
     python scripts/parameter_tables.py [--check]
 
-Between the marks only, so that the text around them stays. --check: write nothing, exit 1 when the file is not what it would be.
+Between the marks only, so that the text around them stays.
+--check: write nothing, exit 1 when the file is not what it would be.
 """
 
 from __future__ import annotations
