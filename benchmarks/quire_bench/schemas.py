@@ -100,10 +100,8 @@ def _pattern(rng: random.Random) -> Schema:
 def _reference(rng: random.Random) -> Schema:
     point = _closed({"x": {"$ref": "#/$defs/value"}, "y": {"$ref": "#/$defs/value"}})
     value = {"type": "integer", "minimum": 0, "maximum": rng.randint(9, 999)}
-    return _closed(
-        {"from": {"$ref": "#/$defs/point"}, "to": {"$ref": "#/$defs/point"}},
-        **{"$defs": {"point": point, "value": value}},
-    )
+    ends: Schema = {"from": {"$ref": "#/$defs/point"}, "to": {"$ref": "#/$defs/point"}}
+    return {**_closed(ends), "$defs": {"point": point, "value": value}}
 
 
 def _recursive(rng: random.Random) -> Schema:

@@ -10,7 +10,7 @@ from quire_kernels.rope_kv_write.gpu import rope_kv_write_gpu, rope_kv_write_gpu
 @pytest.mark.parametrize("head_norm", [False, True])
 @pytest.mark.parametrize(("heads", "kv_heads", "head_dim"), [(8, 2, 64), (9, 3, 64), (2, 2, 80), (4, 1, 128)])
 def test_equals_reference(heads, kv_heads, head_dim, head_norm, place, assert_close):
-    """Queries and keys are rotated in place; keys and values lie at their slots and nowhere else; a negative slot is skipped."""
+    """Queries and keys are rotated in place; keys and values lie at their slots alone; a negative slot is skipped."""
     device, dtype = place
     generator = torch.Generator().manual_seed(heads)
     slots = torch.tensor([3, 17, 18, -1, 40, 63, 62, 0, 5], device=device)

@@ -1,7 +1,7 @@
 """Clients of other people against a running suite (`make compat`), and the table of what each showed.
 
-QUIRE_URL names the suite. Each test says by the marker `shows` which endpoint and feature it holds; with --table FILE the
-results are written as the table in docs/compatibility.md.
+QUIRE_URL names the suite. Each test says by the marker `shows` which endpoint and feature it holds; with --table FILE
+the results are written as the table in docs/compatibility.md.
 """
 
 from __future__ import annotations

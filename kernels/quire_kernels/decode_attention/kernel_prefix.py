@@ -77,13 +77,17 @@ def _prefix_kernel(
     table = block_tables + tl.load(table_rows + tl.load(prefix + 2 + first)).to(tl.int64) * table_stride
     wait_for_inputs(PDL)
     heads_at = qkv + sequence.to(tl.int64) * qkv_stride + head * D
-    q = _rotated_rows(heads_at, q_norm, mask, cos, sin, position, eps, D, DP, HEAD_NORM).to(qkv.dtype.element_ty)
+    q = _rotated_rows(heads_at, q_norm, mask, cos, sin, position, eps, D, DP, HEAD_NORM).to(
+        qkv.dtype.element_ty
+    )
     peak = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     acc = tl.zeros([ROWS, DP], tl.float32)
     for at in tl.range(start, end, TILE, num_stages=STAGES):
         keys, values = load_tile(pool, table, group, at, end, G, D, DP, B, TILE)
-        acc, peak, total = add_tile(acc, peak, total, q, keys, values, at, 0, end, qk_scale, soft_cap, TILE, SOFT_CAP)
+        acc, peak, total = add_tile(
+            acc, peak, total, q, keys, values, at, 0, end, qk_scale, soft_cap, TILE, SOFT_CAP
+        )
     d = tl.arange(0, DP)
     share = (sequence * H + head) * T + P + split
     mine = partial + share[:, None].to(tl.int64) * D + d[None, :]

@@ -74,7 +74,9 @@ def attend_range(acc, peak, total, q, pool, table, group, start, end, positions,
             visible = keys_at[None, :] <= positions[:, None]
             if window > 0:
                 visible &= keys_at[None, :] > positions[:, None] - window
-        acc, peak, total = add_scores(acc, peak, total, scores, values, visible, qk_scale, soft_cap, MASKED, SOFT_CAP)
+        acc, peak, total = add_scores(
+            acc, peak, total, scores, values, visible, qk_scale, soft_cap, MASKED, SOFT_CAP
+        )
     return acc, peak, total
 
 

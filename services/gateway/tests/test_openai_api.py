@@ -258,7 +258,12 @@ async def test_models_are_listed_and_found_by_name(suite: Any) -> None:
             400,
             "temperature",
         ),
-        ("ChatCompletions", {"messages": [{"role": "user", "content": "x"}], "tools": [{}]}, 400, "tools[0].type"),
+        (
+            "ChatCompletions",
+            {"messages": [{"role": "user", "content": "x"}], "tools": [{}]},
+            400,
+            "tools[0].type",
+        ),
         ("ChatCompletions", {"messages": [{"role": "user", "content": "x" * 2000}]}, 400, "messages"),
         ("Completions", {"prompt": "x", "max_tokens": 5000}, 400, "prompt"),
         ("Completions", {"prompt": "x" * 10_001}, 400, "prompt"),

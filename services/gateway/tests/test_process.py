@@ -34,7 +34,8 @@ def test_the_settings_are_these() -> None:
         "tool_parser", "reasoning_parser", "reasoning_content_alias",
         "coalesce_max_wait_ms",
         "max_stored_responses", "max_stored_response_bytes", "mcp_servers", "mcp_allowed_urls", "mcp_connect_timeout_s",
-        "mcp_call_timeout_s", "mcp_max_result_bytes", "batch_folder", "batch_concurrency", "batch_priority", "max_file_bytes",
+        "mcp_call_timeout_s", "mcp_max_result_bytes", "batch_folder", "batch_concurrency", "batch_priority",
+        "max_file_bytes",
         "engine_tokenizers", "max_logprobs", "generation_config", "default_sampling",
         "trust_request_chat_template", "management_clients",
     }  # fmt: skip
