@@ -111,6 +111,19 @@ def test_storm_of_cancels_leaves_nothing_behind(suite, idle):
     assert [answer.status_code for answer in flood(suite, MAX_WAITING)] == [200] * MAX_WAITING
 
 
+def test_load_at_the_gateway_after_a_cancel(suite, idle, wait_until):
+    """GET /load says that nothing runs and no block is used once a cancelled request, the only one, has gone."""
+
+    def told():
+        (engine,) = httpx.get(f"{suite.url}/load").json()["engines"]
+        return engine["load"]["num_running"], engine["load"]["num_used_blocks"]
+
+    client = send(suite, "/v1/completions", body(stream=True))
+    wait_until(lambda: told()[0] == 1)
+    client.close()
+    wait_until(lambda: told() == (0, 0))
+
+
 def post(suite, order):
     """The answer to a completion."""
     return httpx.post(f"{suite.url}/v1/completions", json=order, timeout=60)

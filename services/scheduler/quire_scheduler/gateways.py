@@ -24,6 +24,9 @@ log = get_logger("gateways")
 if TYPE_CHECKING:
     from quire_scheduler.engine import Engine
 
+# How long a gateway may have an old load. Frames carry it, but blocks of an aborted request come back without a frame.
+_LOAD_INTERVAL_S = 1.0
+
 
 class GatewayStream:
     """A Serve stream after its `hello`."""
@@ -35,6 +38,8 @@ class GatewayStream:
         self._outbox = Outbox(max_unread_tokens)
         self._encoder = FrameEncoder()
         self._wake: asyncio.Future[None] | None = None
+        # The load in the last frame.
+        self._told_load = engine.load()
         # Set by whoever runs it, once its requests are aborted and its RPC is about to return.
         self.closed = asyncio.Event()
         # Resolved with the exception that ends the stream.
@@ -54,7 +59,7 @@ class GatewayStream:
 
     async def run(self) -> None:
         """Serve until the gateway ends the stream; raises what is wrong with it."""
-        tasks = [asyncio.create_task(self._read()), asyncio.create_task(self._write())]
+        tasks = [asyncio.create_task(part) for part in (self._read(), self._write(), self._tell_load())]
         try:
             done, _ = await asyncio.wait({*tasks, self._ended}, return_when=asyncio.FIRST_COMPLETED)
             for task in done:
@@ -101,7 +106,15 @@ class GatewayStream:
                 await self._wake
                 continue
             started_ns = clock()
-            message = encoder.encode(*outbox.take(), load_to_message(engine.load()))
+            load = self._told_load = engine.load()
+            message = encoder.encode(*outbox.take(), load_to_message(load))
             times.frame_encode_ns += clock() - started_ns
             times.num_frames += 1
             await write(message)
+
+    async def _tell_load(self) -> None:
+        """A frame without news whenever the load changed and no other frame said so."""
+        while True:
+            await asyncio.sleep(_LOAD_INTERVAL_S)
+            if not self._outbox and self._engine.load() != self._told_load:
+                self.deliver(self._engine.last_step_id, 0, Deltas())
