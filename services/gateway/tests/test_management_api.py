@@ -20,12 +20,11 @@ class FakeAdmin(admin_service_pb2_grpc.AdminServicer):
 
     def __init__(self) -> None:
         self.asked: list[str] = []
+        self.state = admin_service_pb2.SERVICE_STATE_SERVING
 
     async def GetStatus(self, request: Any, context: Any) -> admin_service_pb2.GetStatusResponse:
         """Serving."""
-        return admin_service_pb2.GetStatusResponse(
-            service="scheduler", state=admin_service_pb2.SERVICE_STATE_SERVING
-        )
+        return admin_service_pb2.GetStatusResponse(service="scheduler", state=self.state)
 
     async def Pause(self, request: Any, context: Any) -> admin_service_pb2.PauseResponse:
         """Paused."""
@@ -75,6 +74,20 @@ async def test_ready_says_503_and_why_while_draining(suite: Any) -> None:
     call = management(suite).GetReady(messages.GetReadyRequest())
     assert json.loads((await call).data) == {"ready": False, "reason": "draining"}
     assert dict(await call.initial_metadata())["x-http-status"] == "503"
+
+
+async def test_ready_says_503_while_every_engine_sleeps(
+    suite: Any, engine_admin: tuple[str, FakeAdmin]
+) -> None:
+    """An engine that is connected but asleep serves nothing; the reason says so."""
+    address, admin = engine_admin
+    operate(suite, address)
+    admin.state = admin_service_pb2.SERVICE_STATE_ASLEEP
+    call = management(suite).GetReady(messages.GetReadyRequest())
+    assert json.loads((await call).data) == {"ready": False, "reason": "no engine serves: asleep"}
+    admin.state = admin_service_pb2.SERVICE_STATE_SERVING
+    call = management(suite).GetReady(messages.GetReadyRequest())
+    assert json.loads((await call).data) == {"ready": True}
 
 
 async def test_metrics_hold_the_gateway_s_counters_and_each_engine_s_load(suite: Any) -> None:

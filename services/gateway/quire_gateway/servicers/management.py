@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from pydantic import BaseModel
 
+from quire.admin.v1 import admin_service_pb2
 from quire.management.v1 import management_service_pb2 as messages
 from quire.management.v1 import management_service_pb2_grpc
 from quire_gateway import __version__
@@ -101,13 +102,27 @@ class ManagementServicer(management_service_pb2_grpc.ManagementServicer):
 
     async def GetReady(self, request: messages.GetReadyRequest, context: Any) -> httpbody_pb2.HttpBody:
         """See the contract."""
-        is_draining = self._admission.is_draining
-        is_ready = self._readiness.has_dependencies and not is_draining
-        answer: dict[str, Any] = {"ready": is_ready}
-        if not is_ready:
-            answer["reason"] = "draining" if is_draining else "an engine or a tokenizer is missing"
+        reason = await self._unready_reason()
+        answer: dict[str, Any] = {"ready": not reason}
+        if reason:
+            answer["reason"] = reason
             await send_head(context, Head(503, JSON))
         return httpbody_pb2.HttpBody(content_type=JSON, data=orjson.dumps(answer))
+
+    async def _unready_reason(self) -> str:
+        """Why nothing can be served now; empty if something can."""
+        if self._admission.is_draining:
+            return "draining"
+        if not self._readiness.has_dependencies:
+            return "an engine or a tokenizer is missing"
+        # A connected engine may still run nothing: it sleeps, or an operator paused it.
+        outcomes = await self._operations.status()
+        states = [outcome.answer.state for outcome in outcomes if outcome.answer is not None]
+        if not states or admin_service_pb2.SERVICE_STATE_SERVING in states:
+            return ""
+        names = {admin_service_pb2.ServiceState.Name(state) for state in states}
+        words = sorted(name.removeprefix("SERVICE_STATE_").lower() for name in names)
+        return f"no engine serves: {', '.join(words)}"
 
     async def GetVersion(
         self, request: messages.GetVersionRequest, context: Any
