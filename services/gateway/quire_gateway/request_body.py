@@ -120,6 +120,11 @@ def _explain(error: ValidationError, where: tuple[str | int, ...] = ()) -> Inval
         return InvalidRequest(
             name, message=f"Missing required parameter: {name}", code="missing_required_parameter"
         )
+    if detail["type"] == "too_short" and not detail["input"]:
+        message = f"{name} must not be empty"
+        return InvalidRequest(
+            name, "at least one entry", detail["input"], message=message, code="invalid_type"
+        )
     problem = detail["msg"].removeprefix("Value error, ")
     return InvalidRequest(name, problem, detail["input"], message=f"{name}: {problem}", code="invalid_type")
 

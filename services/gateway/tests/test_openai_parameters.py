@@ -317,3 +317,11 @@ def test_retry_after_is_a_whole_number_of_seconds_and_never_zero() -> None:
     assert error_head(errors.QueueFull(2.4)).retry_after_s == 3
     assert error_head(errors.QueueFull(0.1)).retry_after_s == 1
     assert error_head(errors.UnknownModel("x")).retry_after_s is None
+
+
+async def test_an_empty_list_of_allowed_ids_is_refused(suite: Any) -> None:
+    """Nothing allowed is no request that could be served; it is not taken for unset."""
+    answer = await suite.client.complete(allowed_token_ids=[])
+    assert answer.status == 400
+    assert answer.json["error"]["message"] == "allowed_token_ids must not be empty"
+    assert answer.json["error"]["param"] == "allowed_token_ids"

@@ -66,7 +66,7 @@ class CommonRequest(StrictModel):
     min_tokens: int | None = None
     ignore_eos: bool | None = None
     stop_token_ids: list[int] = Field(default_factory=list)
-    allowed_token_ids: list[int] = Field(default_factory=list)
+    allowed_token_ids: list[int] = Field(default_factory=list, min_length=1)
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
     bad_words: list[str] = Field(default_factory=list)
