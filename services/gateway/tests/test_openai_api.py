@@ -14,6 +14,8 @@ from quire_servicekit.errors import QueueFull
 
 _TEXT = "Grüße, 世界! 👋🏽 end"
 
+MESSAGES = [{"role": "user", "content": "x"}]
+
 
 def _speaks(text: str | bytes, **options: Any) -> FakeScheduler:
     data = text.encode() if isinstance(text, str) else text
@@ -252,18 +254,8 @@ async def test_models_are_listed_and_found_by_name(suite: Any) -> None:
     ("method", "body", "status", "param"),
     [
         ("ChatCompletions", {"messages": [{"role": "user", "content": "x"}], "model": "other"}, 404, "model"),
-        (
-            "ChatCompletions",
-            {"messages": [{"role": "user", "content": "x"}], "temperature": 9},
-            400,
-            "temperature",
-        ),
-        (
-            "ChatCompletions",
-            {"messages": [{"role": "user", "content": "x"}], "tools": [{}]},
-            400,
-            "tools[0].type",
-        ),
+        ("ChatCompletions", {"messages": MESSAGES, "temperature": 9}, 400, "temperature"),
+        ("ChatCompletions", {"messages": MESSAGES, "tools": [{}]}, 400, "tools[0].type"),
         ("ChatCompletions", {"messages": [{"role": "user", "content": "x" * 2000}]}, 400, "messages"),
         ("Completions", {"prompt": "x", "max_tokens": 5000}, 400, "prompt"),
         ("Completions", {"prompt": "x" * 10_001}, 400, "prompt"),

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import pickle
+import subprocess
 import sys
-from asyncio.subprocess import PIPE, Process
+from contextlib import suppress
 
 from quire_scheduler.errors import InvalidRequest
 from quire_scheduler.grammar.checker_frames import HEADER, Checked, Setup, frame
@@ -24,16 +25,29 @@ START_TIMEOUT_S = 60.0
 class Checker:
     """One process, which tries one constraint at a time."""
 
-    def __init__(self, process: Process) -> None:
-        self._process = process
+    def __init__(
+        self, process: subprocess.Popen[bytes], answers: asyncio.StreamReader, pipe: asyncio.BaseTransport
+    ) -> None:
+        """answers: what the process writes. pipe: where that comes from."""
+        self._process, self._answers, self._pipe = process, answers, pipe
 
     @classmethod
     async def start(cls, setup: bytes) -> Checker:
         """Returns when it can take constraints. setup: a frame. Raises TimeoutError, or EOFError if it ends."""
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "quire_scheduler.grammar.checker_process", stdin=PIPE, stdout=PIPE
+        # Not by the event loop, which forks: in a process that uses gRPC the forked child may crash before it becomes
+        # the program. Without a function to run in the child it is started by vfork, which runs no fork handlers.
+        process = await asyncio.to_thread(
+            subprocess.Popen,
+            [sys.executable, "-m", "quire_scheduler.grammar.checker_process"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
         )
-        checker = cls(process)
+        answers = asyncio.StreamReader()
+        pipe, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(answers), process.stdout
+        )
+        checker = cls(process, answers, pipe)
         try:
             await checker._ask(setup, START_TIMEOUT_S)
         except BaseException:
@@ -50,22 +64,29 @@ class Checker:
 
     async def end(self) -> None:
         """Kill it."""
-        if self._process.returncode is None:
-            self._process.kill()
-        await self._process.wait()
+        assert self._process.stdin is not None
+        self._process.kill()
+        await asyncio.to_thread(self._process.wait)
+        self._pipe.close()
+        with suppress(OSError):
+            self._process.stdin.close()
 
     async def _ask(self, question: bytes, timeout_s: float) -> object:
-        stdin, stdout = self._process.stdin, self._process.stdout
-        assert stdin is not None and stdout is not None
         async with asyncio.timeout(timeout_s):
             try:
-                stdin.write(question)
-                await stdin.drain()
-                header = await stdout.readexactly(HEADER.size)
-                data = await stdout.readexactly(HEADER.unpack(header)[0])
-            except (asyncio.IncompleteReadError, ConnectionError) as error:
+                await asyncio.to_thread(self._write, question)
+                header = await self._answers.readexactly(HEADER.size)
+                data = await self._answers.readexactly(HEADER.unpack(header)[0])
+            except (asyncio.IncompleteReadError, OSError, ValueError) as error:
                 raise EOFError("the process has ended") from error
         return pickle.loads(data)
+
+    def _write(self, data: bytes) -> None:
+        """On a thread: a process that reads nothing holds it until it is killed."""
+        assert self._process.stdin is not None
+        view = memoryview(data)
+        while view:
+            view = view[self._process.stdin.write(view) :]
 
 
 class CheckerPool:
