@@ -83,7 +83,7 @@ async def test_detokenize(suite: Any) -> None:
         ("Tokenize", {"prompt": "a", "tools": [TOOL]}, "tools", "only allowed with messages"),
         ("Tokenize", {"prompt": "a", "temperature": 1}, "temperature", "Unrecognized"),
         ("Tokenize", {"prompt": "a", "mm_processor_kwargs": {"a": 1}}, "mm_processor_kwargs", "not supported"),
-        ("Tokenize", {"messages": []}, "messages", "at least 1"),
+        ("Tokenize", {"messages": []}, "messages", "must not be empty"),
         ("Tokenize", {"messages": [{"role": "user"}]}, "messages[0].content", "needs content"),
         ("Tokenize", {"messages": MESSAGES, "chat_template": "x"}, "chat_template", "takes none"),
         ("Tokenize", {"messages": MESSAGES, "chat_template_kwargs": {"messages": 1}}, "chat_template_kwargs", ""),
