@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -68,7 +68,7 @@ class Chat:
         body = {"model": self.pick_model(), "messages": self.messages, "stream": True, **self.options}
         answer = ""
         try:
-            for piece in self._stream(body):
+            for piece in self.pieces("chat/completions", body, _piece):
                 answer += piece
                 yield piece
         finally:
@@ -77,24 +77,31 @@ class Chat:
             else:
                 self.messages.pop()
 
-    def _stream(self, body: dict[str, Any]) -> Iterator[str]:
+    def pieces(
+        self, endpoint: str, body: dict[str, Any], text_of: Callable[[dict[str, Any]], str]
+    ) -> Iterator[str]:
+        """The texts of an endpoint's choices as they come. Raises ChatError for whatever ends them early."""
         try:
-            with self.client.stream("POST", "chat/completions", json=body) as response:
+            with self.client.stream("POST", endpoint, json=body) as response:
                 if response.status_code != 200:
                     response.read()
                 check(response)
                 for line in response.iter_lines():
                     if line.startswith("data: ") and line != "data: [DONE]":
-                        yield _piece(json.loads(line[6:]))
+                        yield "".join(text_of(choice) for choice in _choices(json.loads(line[6:])))
         except httpx.HTTPError as error:
             raise ChatError(f"the connection was lost: {error}") from error
 
 
-def _piece(chunk: dict[str, Any]) -> str:
-    """The text of one event. Raises ChatError for an error event."""
+def _choices(chunk: dict[str, Any]) -> list[dict[str, Any]]:
+    """The choices of one event. Raises ChatError for an error event."""
     if "error" in chunk:
         raise ChatError(str(chunk["error"].get("message", chunk["error"])))
-    return "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", ()))
+    return list(chunk.get("choices", ()))
+
+
+def _piece(choice: dict[str, Any]) -> str:
+    return choice["delta"].get("content") or ""
 
 
 def check(response: httpx.Response) -> None:

@@ -5,33 +5,17 @@ One job: the terminal. Which server and model, and what its errors mean, is the 
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-import httpx
-
-from quire_launcher.chat import Chat, ChatError, check
+from quire_launcher.chat import Chat, ChatError
 
 
 def pieces(server: Chat, prompt: str, options: Mapping[str, Any]) -> Iterator[str]:
     """The completion's pieces as they come. Raises ChatError."""
     body = {"model": server.pick_model(), "prompt": prompt, "stream": True, **options}
-    try:
-        with server.client.stream("POST", "completions", json=body) as response:
-            if response.status_code != 200:
-                response.read()
-            check(response)
-            for line in response.iter_lines():
-                if not line.startswith("data: ") or line == "data: [DONE]":
-                    continue
-                chunk = json.loads(line[6:])
-                if "error" in chunk:
-                    raise ChatError(str(chunk["error"].get("message", chunk["error"])))
-                yield "".join(choice["text"] for choice in chunk.get("choices", ()))
-    except httpx.HTTPError as error:
-        raise ChatError(f"the connection was lost: {error}") from error
+    return server.pieces("completions", body, lambda choice: str(choice["text"]))
 
 
 def run_complete(
