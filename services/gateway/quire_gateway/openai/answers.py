@@ -14,6 +14,9 @@ from quire_gateway.http_answer import EVENT_STREAM as EVENT_STREAM
 from quire_gateway.http_answer import JSON as JSON
 from quire_gateway.http_answer import Head as Head
 from quire_servicekit import errors
+from quire_servicekit.logging import get_logger
+
+log = get_logger("openai")
 
 
 class _Kind(NamedTuple):
@@ -68,3 +71,10 @@ def error_body(error: Exception) -> bytes:
 def error_event(error: Exception) -> bytes:
     """The error as a server-sent event, for streams whose head has gone out."""
     return b"data: " + error_body(error) + b"\n\n"
+
+
+def error_pieces(error: Exception, has_head: bool = False) -> list[Head | bytes]:
+    """The rest of an answer that failed. What is no error of ours is a bug, and logged; call it where it is handled."""
+    if not isinstance(error, errors.QuireError):
+        log.exception("request failed", reason=type(error).__name__)
+    return [error_event(error)] if has_head else [error_head(error), error_body(error)]

@@ -15,7 +15,7 @@ from quire_gateway.chat.runner import ChatRunner
 from quire_gateway.chat.stream import ChatStream
 from quire_gateway.generation import Generation, Generator
 from quire_gateway.models import ServedModel
-from quire_gateway.openai.answers import EVENT_STREAM, JSON, Head, error_body, error_event, error_head
+from quire_gateway.openai.answers import EVENT_STREAM, JSON, Head, error_body, error_head, error_pieces
 from quire_gateway.openai.chat_answer import ChatAnswer
 from quire_gateway.openai.chat_request import ChatRequest
 from quire_gateway.openai.completion_request import CompletionRequest
@@ -24,10 +24,7 @@ from quire_gateway.openai.options import named_call
 from quire_gateway.openai.parameters import parse
 from quire_gateway.requests import CallInfo
 from quire_gateway.sequences import Update
-from quire_servicekit.errors import QuireError, UnknownModel
-from quire_servicekit.logging import get_logger
-
-log = get_logger("openai")
+from quire_servicekit.errors import UnknownModel
 
 #: What an endpoint yields: one Head, then the pieces of the body.
 Pieces = AsyncIterator[Head | bytes]
@@ -78,7 +75,7 @@ class OpenAIEndpoints:
                     has_head = True
                     yield piece
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer in its dialect
-            for piece in _error_pieces(error, has_head):
+            for piece in error_pieces(error, has_head):
                 yield piece
 
     async def completions(self, body: bytes, call: CallInfo) -> Pieces:
@@ -103,7 +100,7 @@ class OpenAIEndpoints:
                     has_head = True
                     yield piece
         except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer in its dialect
-            for piece in _error_pieces(error, has_head):
+            for piece in error_pieces(error, has_head):
                 yield piece
 
     def list_models(self) -> tuple[Head, bytes]:
@@ -192,13 +189,6 @@ class OpenAIEndpoints:
     def _vocabulary(self) -> Sequence[bytes]:
         info = self._generator.tokenizer.info
         return info.vocabulary if info is not None else ()
-
-
-def _error_pieces(error: Exception, has_head: bool) -> list[Head | bytes]:
-    """The rest of an answer that failed."""
-    if not isinstance(error, QuireError):
-        log.exception("request failed", reason=type(error).__name__)
-    return [error_event(error)] if has_head else [error_head(error), error_body(error)]
 
 
 def _model_object(model: ServedModel) -> dict[str, object]:

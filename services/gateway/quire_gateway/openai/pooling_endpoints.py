@@ -15,7 +15,7 @@ import orjson
 
 from quire_gateway.http_answer import JSON, Head, Pieces
 from quire_gateway.models import ModelTask
-from quire_gateway.openai.answers import error_body, error_head
+from quire_gateway.openai.answers import error_pieces
 from quire_gateway.openai.pooling_requests import (
     ClassifyRequest,
     EmbeddingRequest,
@@ -29,10 +29,6 @@ from quire_gateway.pooling.params import PoolingTask
 from quire_gateway.pooling.runner import Account, PoolingRunner
 from quire_gateway.pooling.scoring import ranked, score
 from quire_gateway.requests import CallInfo
-from quire_servicekit.errors import QuireError
-from quire_servicekit.logging import get_logger
-
-log = get_logger("openai")
 
 Document = dict[str, Any]
 
@@ -73,11 +69,9 @@ class PoolingEndpoints:
         try:
             with self._runner.accounting(call, route) as account:
                 answer = orjson.dumps(await endpoint(body, account), option=orjson.OPT_SERIALIZE_NUMPY)
-        except Exception as error:
-            if not isinstance(error, QuireError):
-                log.exception("request failed", reason=type(error).__name__)
-            yield error_head(error)
-            yield error_body(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer in its dialect
+            for piece in error_pieces(error):
+                yield piece
         else:
             yield Head(200, JSON)
             yield answer

@@ -15,17 +15,14 @@ from quire_gateway.chat.call import validate_tools
 from quire_gateway.chat.runner import ChatRunner
 from quire_gateway.http_answer import JSON, Head, Pieces
 from quire_gateway.models import ModelTask, ServedModel
-from quire_gateway.openai.answers import error_body, error_head
+from quire_gateway.openai.answers import error_pieces
 from quire_gateway.openai.chat_request import ChatRequest
 from quire_gateway.openai.completion_request import CompletionRequest
 from quire_gateway.openai.parameters import parse as parse_completion
 from quire_gateway.openai.token_requests import CHAT_NAMES, DetokenizeRequest, TokenizeRequest, parse
 from quire_gateway.prompts import EncodedPrompt, Tokenizer, encode_prompts
 from quire_gateway.requests import CallInfo, ChatPrompt, TextPrompt
-from quire_servicekit.errors import InvalidRequest, QuireError
-from quire_servicekit.logging import get_logger
-
-log = get_logger("openai")
+from quire_servicekit.errors import InvalidRequest
 
 Document = dict[str, Any]
 
@@ -62,11 +59,9 @@ class TokenEndpoints:
         try:
             with self._generator.reading(route, call):
                 answer = orjson.dumps(await endpoint(body))
-        except Exception as error:
-            if not isinstance(error, QuireError):
-                log.exception("request failed", reason=type(error).__name__)
-            yield error_head(error)
-            yield error_body(error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the client gets an answer in its dialect
+            for piece in error_pieces(error):
+                yield piece
         else:
             yield Head(200, JSON)
             yield answer
